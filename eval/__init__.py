@@ -1,0 +1,1 @@
+"""Evaluation of vtoken_sglang against a served engine."""

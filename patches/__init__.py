@@ -1,0 +1,1 @@
+"""Quilt-style patch series for SGLang, shipped as package data."""

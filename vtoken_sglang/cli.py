@@ -1,0 +1,7 @@
+"""`vtoken-sglang` command line."""
+
+from __future__ import annotations
+
+
+def main() -> int:
+    raise SystemExit("not ready")

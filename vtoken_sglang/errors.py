@@ -1,0 +1,37 @@
+"""Typed errors. Each message names the thing at fault, the rule, and the value that broke it."""
+
+
+class VTokenError(Exception):
+    """Base class of every error this package raises on purpose."""
+
+
+class ConfigError(VTokenError, ValueError):
+    """An option is unknown or its value breaks a rule. Raised before any model loads."""
+
+    def __init__(self, field: str, rule: str, value: object) -> None:
+        self.field, self.rule, self.value = field, rule, value
+        super().__init__(f"{field}: {rule}, got {value!r}")
+
+
+class UnsupportedModeError(VTokenError):
+    """The engine was asked for a mode that token virtualization does not support."""
+
+    def __init__(self, flag: str, reason: str, remedy: str) -> None:
+        self.flag, self.reason, self.remedy = flag, reason, remedy
+        super().__init__(f"{flag} is not supported: {reason}. Remedy: {remedy}")
+
+
+class SeamError(VTokenError):
+    """A hook or patch that the product relies on is missing, changed, or did not land."""
+
+    def __init__(self, seam: str, problem: str, remedy: str = "") -> None:
+        self.seam, self.problem, self.remedy = seam, problem, remedy
+        super().__init__(f"seam {seam}: {problem}" + (f". Remedy: {remedy}" if remedy else ""))
+
+
+class InvariantError(VTokenError, RuntimeError):
+    """`violations()` found the token table and the pool disagreeing."""
+
+
+class StalePlanError(VTokenError, RuntimeError):
+    """A plan no longer matches its row (generation, record or request state changed)."""
