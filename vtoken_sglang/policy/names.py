@@ -1,0 +1,43 @@
+"""Which policy names exist, told without importing a policy (so without torch).
+
+Built-in names stand in a table; third parties add theirs by an entry point of the group
+`vtoken_sglang.policies` whose value is `module:Class`, and only its metadata is read here.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import Final
+
+from vtoken_sglang.errors import ConfigError
+
+ENTRY_POINT_GROUP: Final = "vtoken_sglang.policies"
+NO_POLICY: Final = "none"
+BUILT_IN: Final = MappingProxyType(
+    {
+        "random": "vtoken_sglang.policy.random:Random",
+        "streaming_llm": "vtoken_sglang.policy.streaming_llm:StreamingLLM",
+    }
+)
+
+
+@cache
+def policy_targets() -> MappingProxyType[str, str]:
+    """Name -> `module:Class` of every policy installed now; read once per process.
+
+    Raises:
+        ConfigError: an entry point takes a name that is reserved or already taken.
+    """
+    targets = dict(BUILT_IN)
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        if entry.name == NO_POLICY or entry.name in targets:
+            taken_by = targets.get(entry.name, "the reserved name for no pruning")
+            raise ConfigError(
+                f"entry point {ENTRY_POINT_GROUP}:{entry.name}",
+                f"the name is already taken by {taken_by}",
+                entry.value,
+            )
+        targets[entry.name] = entry.value
+    return MappingProxyType(dict(sorted(targets.items())))
