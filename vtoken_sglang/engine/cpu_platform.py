@@ -12,7 +12,6 @@ import os
 PLATFORM_CLASS = "vtoken_sglang.engine.cpu_platform_class.TorchCpuPlatform"
 
 
-
 def _has_accelerator() -> bool:
     import torch
 

@@ -13,7 +13,7 @@ class TorchCpuPlatform(CpuDeviceMixin, SRTPlatform):
     _enum = PlatformEnum.OOT
     capabilities = PlatformCapabilities()
 
-    def get_device(self, device_id: int = 0) -> str:  # type: ignore[override]
+    def get_device(self, device_id: int = 0) -> str:
         """Return "cpu". SGLang's argument resolution expects the device as a string."""
         return "cpu"
 

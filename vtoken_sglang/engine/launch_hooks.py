@@ -1,0 +1,96 @@
+"""Hooks of the launching process: flags, config, refusals, request validation, handshake."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from vtoken_sglang import config as vtoken_config
+from vtoken_sglang.config import RequestOptions, from_environment, from_namespace, to_environment
+from vtoken_sglang.engine.attestation import ATTESTATION_KEY, expected_attestation
+from vtoken_sglang.engine.installation import refuse, verify_installation
+from vtoken_sglang.engine.seams import LAUNCHER_SEAMS, SCHEDULER_SEAMS
+from vtoken_sglang.errors import SeamError, VTokenError
+
+
+def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
+    """AFTER `ServerArgs.add_cli_args`: add the --vtoken-* flags."""
+    vtoken_config.add_flags(parser)
+
+
+def activate_from_arguments(server_args: Any, _cls: type, arguments: argparse.Namespace) -> None:
+    """AFTER `ServerArgs.from_cli_args`: freeze the options and hand them to child processes.
+
+    The environment is the only channel that reaches every spawned process before SGLang
+    publishes its arguments there. Runs before any model file is opened.
+    """
+    try:
+        config = from_namespace(arguments)
+        if config is None:
+            return
+        to_environment(config)
+        verify_installation(LAUNCHER_SEAMS + SCHEDULER_SEAMS)
+    except VTokenError as error:
+        refuse(error)
+
+
+def refuse_unsupported_arguments(_result: None, server_args: Any) -> None:
+    """AFTER `ServerArgs.check_server_args`: refuse modes that would be half-served."""
+    from vtoken_sglang.engine.compat import refuse_server_args
+
+    config = from_environment()
+    if config is None:
+        return
+    try:
+        refuse_server_args(server_args)
+        config.validate_for_page_size(_resolved_page_size(server_args))
+    except VTokenError as error:
+        refuse(error)
+
+
+def _resolved_page_size(server_args: Any) -> int:
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    return int(resolving_view(server_args).page_size or 1)
+
+
+def check_attestation(scheduler_infos: list[dict[str, Any]], *_args: Any, **_kwargs: Any) -> None:
+    """AFTER `_wait_for_scheduler_ready`: every scheduler must have attested our config."""
+    config = from_environment()
+    if config is None:
+        return
+    expected = expected_attestation(config)
+    for rank, info in enumerate(scheduler_infos):
+        got = info.get(ATTESTATION_KEY)
+        if got != expected:
+            problem = "did not load the plugin" if got is None else f"attested {got}"
+            refuse(
+                SeamError(
+                    "handshake",
+                    f"scheduler {rank} {problem}",
+                    "check SGLANG_PLUGINS and that every process uses the same environment",
+                )
+            )
+
+
+def forward_attestation(info: dict[str, Any], controller: Any) -> dict[str, Any]:
+    """AFTER `DataParallelController.get_init_info`: forward what all schedulers attested."""
+    attestations = [i.get(ATTESTATION_KEY) for i in controller._scheduler_init_infos]
+    if attestations and all(a == attestations[0] for a in attestations):
+        info[ATTESTATION_KEY] = attestations[0]
+    return info
+
+
+def validate_request(tokenized: Any, _manager: Any, *_args: Any, **_kwargs: Any) -> None:
+    """AFTER `TokenizerManager._create_tokenized_object`: refuse malformed per-request options.
+
+    Raises ConfigError (a ValueError), which SGLang's HTTP layer turns into status 400.
+    """
+    config = from_environment()
+    parameters = getattr(tokenized, "sampling_params", None)
+    if config is None or parameters is None or not hasattr(tokenized, "return_logprob"):
+        return
+    from vtoken_sglang.engine.compat import refuse_request
+
+    options = RequestOptions.resolve(config, (parameters.custom_params or {}).get("vtoken"))
+    refuse_request(options, tokenized.return_logprob, tokenized.logprob_start_len)

@@ -1,0 +1,172 @@
+"""Every place where this package reaches into SGLang, as data, with fail-closed registration.
+
+SGLang logs a hook that does not land and serves on. For KV memory that is wrong, so each seam is
+
+  resolved   before it is registered (target exists, its file is the one this code was written for),
+  verified   after `HookRegistry.apply_hooks` ran (our function is really in the call chain),
+  attested   by each scheduler in its ready message (see `launch_hooks.check_attestation`).
+
+Any of the three failing raises `SeamError`, which the plugin turns into process exit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vtoken_sglang.engine.upstream import UPSTREAM_SHA256
+from vtoken_sglang.errors import SeamError
+
+HOOKS = "vtoken_sglang.engine."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seam:
+    """One attachment point.
+
+    Fields:
+        name: short name used in messages and attestation.
+        target: dotted path of the SGLang function or method.
+        kind: how the hook wraps it, in SGLang's `HookType` terms.
+        hook: `module:function` of ours, relative to `vtoken_sglang.engine`; imported late.
+        source: file that defines the target, relative to the `sglang` package; its sha256 is in
+            `upstream.UPSTREAM_SHA256` unless a patch of ours owns the file.
+        why: what would break without it.
+        remove_when: what upstream would have to offer so that the seam can go.
+    """
+
+    name: str
+    target: str
+    kind: Literal["after", "around"]
+    hook: str
+    source: str
+    why: str
+    remove_when: str
+
+
+LAUNCHER_SEAMS: tuple[Seam, ...] = (
+    Seam(
+        name="cli-flags",
+        target="sglang.srt.server_args.ServerArgs.add_cli_args",
+        kind="after",
+        hook="launch_hooks:add_flags",
+        source="srt/server_args.py",
+        why="--vtoken-* flags on SGLang's own command line",
+        remove_when="SGLang lets a plugin declare server arguments",
+    ),
+    Seam(
+        name="cli-config",
+        target="sglang.srt.server_args.ServerArgs.from_cli_args",
+        kind="after",
+        hook="launch_hooks:activate_from_arguments",
+        source="srt/server_args.py",
+        why="turns the flags into one frozen config that child processes inherit",
+        remove_when="SGLang lets a plugin declare server arguments",
+    ),
+    Seam(
+        name="refusals",
+        target="sglang.srt.server_args.ServerArgs.check_server_args",
+        kind="after",
+        hook="launch_hooks:refuse_unsupported_arguments",
+        source="srt/server_args.py",
+        why="unsupported engine modes are refused before the model loads",
+        remove_when="SGLang gives plugins a validation call-out",
+    ),
+    Seam(
+        name="handshake",
+        target="sglang.srt.entrypoints.engine._wait_for_scheduler_ready",
+        kind="after",
+        hook="launch_hooks:check_attestation",
+        source="srt/entrypoints/engine.py",
+        why="a scheduler that came up without the plugin must not be served",
+        remove_when="SGLang fails when a plugin fails",
+    ),
+    Seam(
+        name="handshake-dp",
+        target="sglang.srt.managers.data_parallel_controller.DataParallelController.get_init_info",
+        kind="after",
+        hook="launch_hooks:forward_attestation",
+        source="srt/managers/data_parallel_controller.py",
+        why="carries the schedulers' attestations through the data-parallel controller",
+        remove_when="the controller forwards unknown ready fields",
+    ),
+    Seam(
+        name="request-options",
+        target="sglang.srt.managers.tokenizer_manager.TokenizerManager._create_tokenized_object",
+        kind="after",
+        hook="launch_hooks:validate_request",
+        source="srt/managers/tokenizer_manager.py",
+        why="a malformed per-request option gives HTTP 400 instead of being ignored",
+        remove_when="SGLang validates custom_params through a registry",
+    ),
+)
+
+SCHEDULER_SEAMS: tuple[Seam, ...] = (
+    Seam(
+        name="attestation",
+        target="sglang.srt.managers.scheduler.Scheduler.get_init_info",
+        kind="after",
+        hook="scheduler_hooks:attest",
+        source="srt/managers/scheduler.py",
+        why="proves to the launcher that this scheduler runs with every seam in place",
+        remove_when="SGLang fails when a plugin fails",
+    ),
+)
+
+
+def verify_source(seam: Seam, package_root: Path, patched: frozenset[str]) -> None:
+    """Raise SeamError unless the file that defines `seam.target` is the one written against.
+
+    Files in `patched` belong to the patch series and are checked by `vtoken_sglang.patching`.
+    """
+    if seam.source in patched:
+        return
+    expected = UPSTREAM_SHA256[seam.source]
+    got = hashlib.sha256((package_root / seam.source).read_bytes()).hexdigest()
+    if got != expected:
+        raise SeamError(
+            seam.name,
+            f"sglang/{seam.source} differs from the supported release "
+            f"(sha256 {got[:12]}, expected {expected[:12]})",
+            "reinstall the supported sglang, or remove the local change",
+        )
+
+
+def register(seam: Seam) -> None:
+    """Register one hook. Raises SeamError when the target or the hook cannot be resolved."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    try:
+        pkgutil.resolve_name(seam.target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SeamError(seam.name, f"target {seam.target} does not exist ({error})") from error
+    HookRegistry.register(seam.target, resolve_hook(seam), HookType[seam.kind.upper()])
+
+
+def resolve_hook(seam: Seam) -> Callable[..., Any]:
+    """Import and return our function for this seam."""
+    module_name, function_name = seam.hook.split(":")
+    hook = getattr(importlib.import_module(HOOKS + module_name), function_name)
+    assert callable(hook)
+    return hook
+
+
+def verify_landed(seam: Seam) -> None:
+    """Raise SeamError unless our hook is in the target's call chain."""
+    hook = resolve_hook(seam)
+    if not any(hook is found for found in _wrapped_hooks(pkgutil.resolve_name(seam.target))):
+        raise SeamError(seam.name, f"the hook on {seam.target} did not land")
+
+
+def _wrapped_hooks(function: Any) -> Iterator[object]:
+    """Yield every object closed over by the wrappers around `function`, outermost first."""
+    function = getattr(function, "__func__", function)
+    while function is not None:
+        for cell in getattr(function, "__closure__", None) or ():
+            yield cell.cell_contents
+        function = getattr(function, "__wrapped__", None)

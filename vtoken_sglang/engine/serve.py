@@ -1,0 +1,112 @@
+"""`vtoken-sglang serve` and `check`: SGLang's own launcher, with early one-line errors."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+from vtoken_sglang.config import from_environment, split_arguments, to_environment
+from vtoken_sglang.errors import ConfigError, SeamError, VTokenError
+
+
+def serve(argv: list[str]) -> int:
+    """Start SGLang's HTTP server and block until it ends. Returns the exit status.
+
+    Raises:
+        ConfigError, SeamError, UnsupportedModeError: before the model is loaded.
+    """
+    config, sglang_argv = split_arguments(argv)
+    if config is not None:
+        to_environment(config)
+    _default_threads()
+    from sglang.srt.utils import kill_process_tree
+
+    _load_plugins()
+    from sglang.launch_server import run_server
+    from sglang.srt.server_args import prepare_server_args
+
+    try:
+        server_args = prepare_server_args(sglang_argv)
+        _check_model(server_args.model_path)
+        _check_port(server_args.host, server_args.port)
+        run_server(server_args)
+    except VTokenError:
+        raise
+    except (ValueError, OSError, RuntimeError, AssertionError, ImportError) as error:
+        # One line for the user; SGLang's own log above it has the traceback where there is one.
+        text = str(error).strip() or type(error).__name__
+        first_line = text.splitlines()[0]
+        print(f"vtoken-sglang serve: {type(error).__name__}: {first_line}", file=sys.stderr)
+        return 1
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+    return 0
+
+
+def check(argv: list[str]) -> int:
+    """Verify versions, patches, upstream files and hooks in this process, and print each seam."""
+    if argv:
+        raise ConfigError("check", "takes no arguments", argv[0])
+    from vtoken_sglang.config import VTokenConfig
+
+    if from_environment() is None:
+        to_environment(VTokenConfig())
+    _load_plugins()
+    from vtoken_sglang.engine.plugin import registered_seams
+
+    for seam in registered_seams():
+        print(f"ok  {seam.name:<18} {seam.kind:<6} {seam.target}")
+    print(f"{len(registered_seams())} seams in place; patches applied")
+    return 0
+
+
+def _load_plugins() -> None:
+    """Load SGLang's plugins and insist that ours is among them and verified."""
+    from sglang.srt.plugins import load_plugins
+
+    from vtoken_sglang.engine.installation import is_verified
+
+    load_plugins()
+    if not is_verified():
+        raise SeamError(
+            "plugin",
+            "SGLang did not load the vtoken plugin"
+            + (" (SGLANG_PLUGINS excludes it)" if os.environ.get("SGLANG_PLUGINS") else ""),
+            "add 'vtoken' to SGLANG_PLUGINS, or reinstall this package",
+        )
+
+
+def _default_threads() -> None:
+    """On a CPU machine, default to one OpenMP thread per process.
+
+    SGLang's processes each start a full pool otherwise; the pools fight and decoding becomes
+    many times slower. A value set by the user stands.
+    """
+    from vtoken_sglang.engine.cpu_platform import activate
+
+    if activate() is not None:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _check_model(model_path: str) -> None:
+    """Refuse a path that cannot be a model; a hub name is left to SGLang."""
+    path = Path(model_path).expanduser()
+    looks_local = path.is_absolute() or model_path.startswith((".", "~")) or path.exists()
+    if looks_local and not (path.is_file() or (path / "config.json").is_file()):
+        rule = "must be a folder with a config.json" if path.is_dir() else "must exist"
+        raise ConfigError("--model-path", rule, model_path)
+
+
+def _check_port(host: str, port: int) -> None:
+    """Refuse a port in use now, not after the model has loaded."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                "--port", f"must be free on {host} ({error.strerror})", port
+            ) from error

@@ -1,0 +1,16 @@
+"""sha256 of the SGLang 0.5.23 files that seams attach to (as in the released wheel)."""
+
+# ruff: noqa: E501
+
+UPSTREAM_SHA256: dict[str, str] = {
+    "srt/server_args.py": "fa41e6e4298eab15fd598179e4d85fb31ed815e57146f0be8f4d2761cdba08e8",
+    "srt/entrypoints/engine.py": "d441ebdd8d2c2c6f44d8a3ad1390bfd9563766dc2c70f620f763597a838093f4",
+    "srt/managers/data_parallel_controller.py": "fd3213b6fdeebba00ee4d0cf074f503d365ca388cbd06edc76d8d26c94695df9",
+    "srt/managers/tokenizer_manager.py": "bc18c6a24cb43329d4180d7a90b58533684e0f7787deb93b71397ff5ef7c38ba",
+    "srt/managers/scheduler.py": "cb8f6de62ad1e200df34114cbcffec747e16d667eddbc719ccb9052723e8b4e5",
+    "srt/mem_cache/base_prefix_cache.py": "92dc72c5e34e1106c30b5692d3be5bdae52216cc8689ef951bcf4b10d80ccbf7",
+    "srt/mem_cache/memory_pool.py": "e077773e25c02be4dc597741e5f987375a221e595bccf92997dea684d5445a26",
+    "srt/layers/attention/torch_native_backend.py": "5da07edadf56f4f4e4b8319ed48216b5a8ddb989224d3e95011b76800bf9926b",
+    "srt/layers/attention/attention_registry.py": "065f329ad66dcffa56afdbd53ee4bf7e9aad15d695d399bcfa452a907ac5281d",
+    "srt/plugins/hook_registry.py": "0144d8c3e5ee294322894f88b8ad3bd49edad15c124650e4e834d0366815dc7d",
+}
