@@ -1,0 +1,125 @@
+"""From scores to victims: how many tokens of a request die now, and which.
+
+The number depends on host integers alone (`victim_count`), the identity on the policy's scores,
+so host and device agree on lengths without a synchronisation. Pure functions; nothing is marked
+here. Positions are logical (`pos`), lengths are in tokens.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import lru_cache
+from math import ceil
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vtoken_sglang.config import RequestOptions
+from vtoken_sglang.policy.base import Policy, PolicyError, PolicyView
+
+_NO_VICTIMS = np.empty(0, dtype=np.int64)
+
+
+def due(options: RequestOptions, last_len: int, logical_len: int) -> bool:
+    """Whether it is time to look for victims: `interval` tokens came since the last look.
+
+    `last_len` is the logical length at that look, 0 before the first one (and again after a
+    retraction), so a prompt of at least `interval` tokens is due at once.
+    """
+    return options.prunes and logical_len - last_len >= options.interval
+
+
+def target_kept(options: RequestOptions, logical_len: int) -> int:
+    """Live tokens the request should be left with: `budget`, or `keep` of the logical length,
+    rounded up. `keep` is taken as the decimal it was written as: 0.1 of 30 tokens is 3, though
+    the float product is above 3. Without pruning it is the logical length."""
+    if not options.prunes:
+        return logical_len
+    if options.budget is not None:
+        return options.budget
+    assert options.keep is not None  # RequestOptions.resolve lets nothing else through
+    return ceil(_as_written(options.keep) * logical_len)
+
+
+def victim_count(options: RequestOptions, *, live: int, candidates: int, logical_len: int) -> int:
+    """How many of `candidates` (tokens that may die) go when `live` tokens are held."""
+    return min(candidates, max(0, live - target_kept(options, logical_len)))
+
+
+def candidate_range(
+    live_positions: NDArray[np.int64],
+    *,
+    logical_len: int,
+    options: RequestOptions,
+    eligible_below: int,
+) -> tuple[int, int]:
+    """Half-open index range into `live_positions` of the tokens that may die: not among the
+    first `sink` or the last `recent` positions, and below `eligible_below`."""
+    end = min(logical_len - options.recent, eligible_below)
+    first, last = np.searchsorted(live_positions, (options.sink, end))
+    return int(first), max(int(first), int(last))
+
+
+def choose_victims(
+    policy: Policy,
+    *,
+    live_positions: NDArray[np.int64],
+    logical_len: int,
+    options: RequestOptions,
+    eligible_below: int,
+) -> NDArray[np.int64]:
+    """Positions to kill now: the lowest scores among the candidates, equal scores by lower
+    position. Deterministic; the policy gets a copy of `live_positions`.
+
+    Args:
+        live_positions: int64 [n_live], strictly ascending, each in [0, logical_len).
+        logical_len: tokens the request has had, dead ones included.
+        eligible_below: first position that must stay whatever its score (the open tail page,
+            tokens in flight, a page the request may not change).
+
+    Returns:
+        int64 [n_victims], strictly ascending; empty when nothing exceeds the target.
+
+    Raises:
+        PolicyError: the scores have a wrong shape, dtype or a value that is not finite.
+    """
+    first, last = candidate_range(
+        live_positions, logical_len=logical_len, options=options, eligible_below=eligible_below
+    )
+    live = len(live_positions)
+    count = victim_count(options, live=live, candidates=last - first, logical_len=logical_len)
+    if count == 0:
+        return _NO_VICTIMS.copy()
+    assert live_positions[0] >= 0
+    assert live_positions[-1] < logical_len
+    assert bool((np.diff(live_positions) > 0).all())
+    view = PolicyView(
+        positions=torch.from_numpy(np.array(live_positions, dtype=np.int64)),
+        logical_len=logical_len,
+        request_seed=options.seed,
+    )
+    scores = _checked_scores(policy, policy.score(view), live)
+    # Candidates ascend, so a stable order breaks ties by lower position.
+    lowest = np.argsort(scores[first:last].numpy(), kind="stable")[:count]
+    return np.sort(np.asarray(live_positions[first:last], dtype=np.int64)[lowest])
+
+
+@lru_cache(maxsize=256)
+def _as_written(keep: float) -> Fraction:
+    return Fraction(repr(keep))
+
+
+def _checked_scores(policy: Policy, scores: object, live: int) -> Tensor:
+    if not isinstance(scores, Tensor):
+        raise PolicyError(policy, "must be a tensor", type(scores).__name__)
+    if scores.shape != (live,):
+        raise PolicyError(policy, f"must have shape ({live},)", tuple(scores.shape))
+    if scores.dtype != torch.float32:
+        raise PolicyError(policy, "must be float32", scores.dtype)
+    scores = scores.detach().cpu()
+    finite = scores.isfinite()
+    if not bool(finite.all()):
+        raise PolicyError(policy, "must be finite", float(scores[~finite][0]))
+    return scores
