@@ -254,12 +254,13 @@ def _check_request(config: VTokenConfig, raw: object) -> dict[str, Any]:
     return given
 
 
-def _check_known(fields: Iterable[object], known: Iterable[str], label: Label) -> None:
+def _check_known(fields: Mapping[Any, object], known: Iterable[str], label: Label) -> None:
     known = tuple(known)
-    for name in fields:
+    for name, value in fields.items():
         if name not in known:
+            shown = name if isinstance(name, str) and name.isprintable() else repr(name)
             rule = "is not an option; options are " + ", ".join(known)
-            raise ConfigError(label(str(name)), rule, name)
+            raise ConfigError(label(shown), rule, value)
 
 
 def _check_amount(policy: str, budget: int | None, keep: float | None, label: Label) -> None:
