@@ -1,0 +1,74 @@
+"""The oracle against itself: a tiny random Llama, seconds, no server."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.helpers.reference import Reference, visible_keys
+
+PROMPT = [5, 9, 2, 41, 17, 3, 28, 11]
+COUNT = 6
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Reference:
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.5,  # the default's 0.02 makes a model that barely looks at context
+    )
+    return Reference(LlamaForCausalLM(config))
+
+
+def logprobs_in_one_pass(tiny: Reference, tokens: list[int], visible: torch.Tensor) -> list[float]:
+    ids = [*PROMPT, *tokens]
+    rows = tiny.forward(ids[:-1], visible[:-1, :-1])
+    first = len(PROMPT) - 1
+    return [float(rows[first + step, token]) for step, token in enumerate(tokens)]
+
+
+def test_stepwise_greedy_equals_transformers_generate(tiny: Reference) -> None:
+    generated = tiny.model.generate(
+        torch.tensor([PROMPT]), max_new_tokens=COUNT, do_sample=False, eos_token_id=None
+    )
+    assert tiny.greedy(PROMPT, COUNT).tokens == generated[0, len(PROMPT) :].tolist()
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [None, {len(PROMPT): [0, 3]}, {4: [1], 9: [2, 7], 12: [8]}],
+    ids=["no kill", "after the prompt", "inside the prompt, twice later"],
+)
+def test_stepwise_kills_equal_one_masked_pass(
+    tiny: Reference, kills: dict[int, list[int]] | None
+) -> None:
+    stepwise = tiny.greedy(PROMPT, COUNT, kills)
+    visible = visible_keys(len(PROMPT) + COUNT, kills)
+    expected = logprobs_in_one_pass(tiny, stepwise.tokens, visible)
+    torch.testing.assert_close(stepwise.logprobs, expected, rtol=0, atol=2e-5)
+
+
+def test_a_kill_changes_later_steps_only(tiny: Reference) -> None:
+    step = len(PROMPT) + 2
+    plain, killed = tiny.greedy(PROMPT, COUNT), tiny.greedy(PROMPT, COUNT, {step: [0, 1, 2, 3]})
+    before = step - len(PROMPT) + 1  # the query at `step` produces the token with this index
+    assert killed.logprobs[:before] == plain.logprobs[:before]
+    assert killed.logprobs[before] != pytest.approx(plain.logprobs[before], abs=1e-2)
+
+
+def test_a_position_cannot_be_killed_before_it_exists() -> None:
+    with pytest.raises(ValueError, match="kill at query 3"):
+        visible_keys(8, {3: [3]})
+
+
+def test_margins_are_gaps_to_the_second_best(tiny: Reference) -> None:
+    answer = tiny.greedy(PROMPT, 1)
+    two = tiny.forward(PROMPT)[-1].topk(2).values
+    assert answer.margins[0] == pytest.approx(float(two[0] - two[1]), abs=2e-5)
