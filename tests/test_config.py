@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import FrozenInstanceError, asdict, fields
+from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.bad_options import BAD_VALUES, refused
 from vtoken_sglang.config import (
     ENVIRONMENT_VARIABLE,
     REQUEST_FIELDS,
@@ -23,7 +24,6 @@ from vtoken_sglang.config import (
     split_arguments,
     to_environment,
 )
-from vtoken_sglang.errors import ConfigError
 
 PRUNING = VTokenConfig(policy="streaming_llm", budget=256)
 
@@ -32,12 +32,6 @@ def parse(line: str) -> VTokenConfig | None:
     parser = argparse.ArgumentParser()
     add_flags(parser)
     return from_namespace(parser.parse_args(line.split()))
-
-
-def refused(call: Any, *arguments: Any, **values: Any) -> ConfigError:
-    with pytest.raises(ConfigError) as caught:
-        call(*arguments, **values)
-    return caught.value
 
 
 # --- fields and cross rules ---------------------------------------------------------------------
@@ -70,32 +64,6 @@ def test_arm_follows_the_policy(values: dict[str, Any], arm: str) -> None:
     assert config.reclaims is (arm == "reclaim")
 
 
-BAD_VALUES: list[tuple[str, object, str]] = [
-    ("budget", 0, "at least 1"),
-    ("budget", 2**31, "at most"),
-    ("budget", 1.0, "type int"),
-    ("budget", True, "type int"),
-    ("budget", "64", "type int"),
-    ("keep", 0, "above 0"),
-    ("keep", 0.0, "above 0"),
-    ("keep", 1.0001, "at most 1"),
-    ("keep", math.nan, "above 0"),
-    ("keep", math.inf, "at most 1"),
-    ("keep", True, "type float"),
-    ("keep", "0.5", "type float"),
-    ("sink", -1, "at least 0"),
-    ("recent", -1, "at least 0"),
-    ("recent", None, "type int"),
-    ("interval", 0, "at least 1"),
-    ("seed", -1, "at least 0"),
-    ("seed", 2**63, "at most"),
-    ("shared", "cow", "not available yet"),
-    ("shared", "auto", "not available yet"),
-    ("shared", "all", "one of skip, mask"),
-    ("publish", "always", "one of prompt, never"),
-    ("policy", "streaming-llm", "installed policy (none,"),
-    ("policy", 3, "type str"),
-]
 SERVER_ONLY_BAD_VALUES: list[tuple[str, object, str]] = [
     ("copy", "later", "one of async, sync"),
     ("repack_threshold", -0.1, "at least 0"),
@@ -299,105 +267,3 @@ def test_bad_json_is_refused(text: str, field: str, rule: str) -> None:
     error = refused(from_environment, {ENVIRONMENT_VARIABLE: text})
     assert error.field == field
     assert rule in error.rule
-
-
-# --- per request --------------------------------------------------------------------------------
-
-
-def test_no_override_gives_the_servers_defaults() -> None:
-    expected = {name: value for name, value in asdict(PRUNING).items() if name in REQUEST_FIELDS}
-    assert asdict(RequestOptions.resolve(PRUNING, None)) == expected
-    assert asdict(RequestOptions.resolve(PRUNING, {})) == expected
-    off = RequestOptions.resolve(VTokenConfig(), None)
-    assert not off.prunes
-    assert (off.budget, off.keep) == (None, None)
-
-
-def test_an_override_replaces_only_what_it_names() -> None:
-    options = RequestOptions.resolve(PRUNING, {"policy": "random", "seed": 7, "shared": "skip"})
-    assert (options.policy, options.budget, options.seed) == ("random", 256, 7)
-    assert (options.shared, options.recent) == ("skip", PRUNING.recent)
-
-
-def test_a_requests_budget_and_keep_replace_each_other() -> None:
-    options = RequestOptions.resolve(PRUNING, {"keep": 1})
-    assert (options.budget, options.keep) == (None, 1.0)
-    assert type(options.keep) is float
-    options = RequestOptions.resolve(VTokenConfig(policy="random", keep=0.5), {"budget": 90})
-    assert (options.budget, options.keep) == (90, None)
-    error = refused(RequestOptions.resolve, PRUNING, {"budget": 90, "keep": 0.5})
-    assert error.field == "vtoken.keep"
-    assert error.rule == "give vtoken.budget or vtoken.keep, not both"
-
-
-def test_a_request_may_switch_pruning_off() -> None:
-    options = RequestOptions.resolve(PRUNING, {"policy": "none"})
-    assert not options.prunes
-    assert (options.budget, options.keep) == (None, None)
-    error = refused(RequestOptions.resolve, PRUNING, {"policy": "none", "keep": 0.5})
-    assert error.field == "vtoken.keep"
-
-
-@pytest.mark.parametrize(("name", "value", "rule"), BAD_VALUES)
-def test_a_bad_request_value_names_field_rule_and_value(
-    name: str, value: object, rule: str
-) -> None:
-    error = refused(RequestOptions.resolve, PRUNING, {name: value})
-    assert error.field == "vtoken." + name
-    assert rule in error.rule
-    assert error.value is value or error.value == value
-
-
-@pytest.mark.parametrize("name", ["budget", "keep"])
-def test_null_is_not_a_number(name: str) -> None:
-    error = refused(RequestOptions.resolve, PRUNING, {name: None})
-    assert (error.field, error.value) == (f"vtoken.{name}", None)
-
-
-@pytest.mark.parametrize("raw", [[], "none", 3, True, ["policy", "none"]])
-def test_what_is_no_object_is_refused(raw: object) -> None:
-    error = refused(RequestOptions.resolve, PRUNING, raw)
-    assert error.field == "vtoken"
-    assert error.value == raw
-
-
-@pytest.mark.parametrize("name", ["kepe", "arm", "copy", "repack_threshold", "check", "Policy"])
-def test_unknown_and_server_only_fields_are_refused(name: str) -> None:
-    error = refused(RequestOptions.resolve, PRUNING, {name: "x"})
-    assert error.field == "vtoken." + name
-    assert "options are policy, budget, keep" in error.rule
-    assert error.value == "x"
-
-
-@pytest.mark.parametrize("arm", ["native", "hook-only"])
-@pytest.mark.parametrize(
-    ("raw", "field"),
-    [
-        ({"policy": "random", "keep": 0.5}, "policy"),
-        ({"keep": 0.5}, "keep"),
-        ({"budget": 9}, "budget"),
-    ],
-)
-def test_a_server_that_prunes_nothing_says_so(arm: str, raw: dict[str, Any], field: str) -> None:
-    config = VTokenConfig(arm=arm)
-    error = refused(RequestOptions.resolve, config, raw)
-    assert error.field == "vtoken." + field
-    assert f"arm {arm}" in error.rule
-    assert not RequestOptions.resolve(config, {"policy": "none"}).prunes
-    assert not RequestOptions.resolve(config, {"sink": 2}).prunes
-
-
-def test_a_requests_budget_is_checked_against_the_page_size() -> None:
-    RequestOptions.resolve(PRUNING, {"budget": 52}, page_size=16)
-    error = refused(RequestOptions.resolve, PRUNING, {"budget": 51}, page_size=16)
-    assert error.field == "vtoken.budget"
-    assert "vtoken.sink + vtoken.recent + one page (16 tokens) = 52" in error.rule
-    # Raising what is protected breaks the server's own budget just as well.
-    error = refused(RequestOptions.resolve, PRUNING, {"recent": 250}, page_size=16)
-    assert (error.field, error.value) == ("vtoken.budget", 256)
-
-
-def test_error_text_is_one_line() -> None:
-    for raw in ({"keep": "a\nb"}, {"a\nb": 1}, {3: 1}):
-        error = refused(RequestOptions.resolve, PRUNING, raw)
-        assert len(str(error).splitlines()) == 1

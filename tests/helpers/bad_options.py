@@ -1,0 +1,43 @@
+"""Bad option values with a word of the rule each breaks; shared by server and request options."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from vtoken_sglang.errors import ConfigError
+
+BAD_VALUES: list[tuple[str, object, str]] = [
+    ("budget", 0, "at least 1"),
+    ("budget", 2**31, "at most"),
+    ("budget", 1.0, "type int"),
+    ("budget", True, "type int"),
+    ("budget", "64", "type int"),
+    ("keep", 0, "above 0"),
+    ("keep", 0.0, "above 0"),
+    ("keep", 1.0001, "at most 1"),
+    ("keep", math.nan, "above 0"),
+    ("keep", math.inf, "at most 1"),
+    ("keep", True, "type float"),
+    ("keep", "0.5", "type float"),
+    ("sink", -1, "at least 0"),
+    ("recent", -1, "at least 0"),
+    ("recent", None, "type int"),
+    ("interval", 0, "at least 1"),
+    ("seed", -1, "at least 0"),
+    ("seed", 2**63, "at most"),
+    ("shared", "cow", "not available yet"),
+    ("shared", "auto", "not available yet"),
+    ("shared", "all", "one of skip, mask"),
+    ("publish", "always", "one of prompt, never"),
+    ("policy", "streaming-llm", "installed policy (none,"),
+    ("policy", 3, "type str"),
+]
+
+
+def refused(call: Any, *arguments: Any, **values: Any) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        call(*arguments, **values)
+    return caught.value
