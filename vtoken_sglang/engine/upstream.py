@@ -13,4 +13,5 @@ UPSTREAM_SHA256: dict[str, str] = {
     "srt/layers/attention/torch_native_backend.py": "5da07edadf56f4f4e4b8319ed48216b5a8ddb989224d3e95011b76800bf9926b",
     "srt/layers/attention/attention_registry.py": "065f329ad66dcffa56afdbd53ee4bf7e9aad15d695d399bcfa452a907ac5281d",
     "srt/plugins/hook_registry.py": "0144d8c3e5ee294322894f88b8ad3bd49edad15c124650e4e834d0366815dc7d",
+    "srt/managers/scheduler_components/invariant_checker.py": "c3beba8c7b1e5682c0731ca389db0868804de2a08139ac50f0abec63c7a3354e",
 }

@@ -1,0 +1,272 @@
+"""What the scheduler process keeps for token virtualization, and what it does at the safe point.
+
+One `Runtime` per scheduler. It owns the policy state of each running request and drives the
+engine-free `core.reclaimer.Reclaimer`; SGLang's rows, allocator and tree stay the only truth about
+who owns which slot. Every method runs in the scheduler thread.
+
+Order at the safe point (entry of `get_next_batch_to_run`, no forward being prepared):
+tables catch up with tokens SGLang appended -> due requests are pruned -> the reclaimer commits
+finished copies, frees dead pages and submits new repacks -> net page counts go to SGLang's records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vtoken_sglang.config import RequestOptions, VTokenConfig
+from vtoken_sglang.core.copy_engine import SyncCopyEngine, ThreadCopyEngine
+from vtoken_sglang.core.reclaimer import Reclaimer, ReclaimSettings
+from vtoken_sglang.engine.page_pool import AllocatorPagePool
+from vtoken_sglang.engine.statistics import Statistics
+from vtoken_sglang.errors import InvariantError
+from vtoken_sglang.policy.registry import load_policy
+from vtoken_sglang.policy.victims import choose_victims, due
+
+# Below this share of free pages the planner is told that the pool is under pressure.
+PRESSURE_FREE_SHARE = 1 / 8
+
+
+@dataclass(slots=True)
+class PrunedRequest:
+    """Policy state of one request that may be pruned.
+
+    Fields:
+        options: what holds for this request.
+        last_len: logical length at the last look for victims; 0 before the first, and again after
+            a retraction, which forgets every kill.
+        released: its row went back to SGLang; nothing of it may be freed again.
+    """
+
+    options: RequestOptions
+    last_len: int = 0
+    released: bool = False
+
+
+class Runtime:
+    """Token virtualization of one scheduler."""
+
+    def __init__(self, scheduler: Any, config: VTokenConfig) -> None:
+        self._scheduler = scheduler
+        self._config = config
+        self._rows = scheduler.req_to_token_pool
+        self._allocator = scheduler.token_to_kv_pool_allocator
+        self._page_size: int = self._allocator.page_size
+        self._pool = AllocatorPagePool(self._allocator)
+        pool = self._allocator.get_kvcache()
+        copier = SyncCopyEngine() if config.copy == "sync" else ThreadCopyEngine()
+        self._reclaimer = Reclaimer(
+            rows=self._rows.req_to_token,
+            buffers=[*pool.k_buffer, *pool.v_buffer],
+            pool=self._pool,
+            copier=copier,
+            settings=ReclaimSettings(
+                threshold=config.repack_threshold, reclaim=config.reclaims, check=config.check
+            ),
+        )
+        self._requests: dict[int, PrunedRequest] = {}  # by row; dropped with the row
+        self.statistics = Statistics()
+
+    # -- the safe point -----------------------------------------------------------------------
+
+    def safe_point(self, running_batch: Any, last_batch: Any) -> None:
+        """Prune what is due, then reclaim. Call before SGLang merges, stashes or allocates."""
+        tabled: list[Any] = []
+        sealed: dict[int, int] = {}
+        for request, sealed_len in self._prunable(running_batch, last_batch):
+            self._prune_if_due(request, sealed_len)
+            row = request.kv.req_pool_idx
+            if self._reclaimer.table(row) is not None:
+                self._reclaimer.sync_new_tokens(row, request.kv.kv_allocated_len)
+                sealed[row] = sealed_len
+                tabled.append(request)
+        if not sealed and not self._reclaimer.held_pages():
+            return
+        report = self._reclaimer.step(sealed_upto=sealed, pressure=self._under_pressure())
+        self.statistics.add_step(report)
+        for request in tabled:
+            self._account(request.kv)
+        if self._config.check:
+            self.assert_healthy()
+
+    def _prunable(self, running_batch: Any, last_batch: Any) -> Iterator[tuple[Any, int]]:
+        """Yield (request, sealed length): positions below it are written, sealed and not needed
+        by SGLang to find the next slot.
+
+        `kv_committed_len - 1` is the last position whose forward was launched: SGLang derives the
+        next slot from `row[kv_committed_len - 1]`, so it and its page stay. Of a chunked request
+        only what lies before the chunk in flight counts, and only if the prompt is not published:
+        a published prompt is pruned after its last chunk has reached the tree.
+        """
+        chunked = self._scheduler.chunked_req
+        for request in _requests_of(running_batch, last_batch):
+            if request is chunked or request.finished() or not request.kv.holds_kv:
+                continue
+            # The checkpoint that publishes the prompt runs while the first decode is in flight.
+            if request.decode_batch_idx < 1:
+                continue
+            yield request, self._page_floor(request.kv.kv_committed_len - 1)
+        if chunked is not None and chunked.kv.holds_kv and not chunked.finished():
+            options = self._options_of(chunked).options
+            if options.publish == "never":
+                yield chunked, self._page_floor(chunked.prefix_len)
+
+    def _prune_if_due(self, request: Any, sealed_len: int) -> None:
+        state = self._options_of(request)
+        kv = request.kv
+        if not due(state.options, state.last_len, kv.kv_committed_len):
+            return
+        state.last_len = kv.kv_committed_len
+        row = kv.req_pool_idx
+        table = self._reclaimer.table(row)
+        if table is None:
+            live = np.arange(kv.kv_committed_len, dtype=np.int64)
+        else:
+            self._reclaimer.sync_new_tokens(row, kv.kv_allocated_len)
+            live = table.live_positions()
+        victims = choose_victims(
+            load_policy(state.options.policy),
+            live_positions=live,
+            logical_len=kv.kv_committed_len,
+            options=state.options,
+            eligible_below=sealed_len,
+        )
+        if state.options.shared == "skip":
+            victims = victims[victims >= kv.cache_protected_len]
+        if victims.size:
+            self._kill(request, victims)
+
+    def _kill(self, request: Any, victims: NDArray[np.int64]) -> None:
+        kv = request.kv
+        row = kv.req_pool_idx
+        if self._reclaimer.table(row) is None:
+            self._reclaimer.open(
+                row,
+                int(self._rows.req_generation[row]),
+                kv,
+                kv.cache_protected_len,
+                kv.kv_allocated_len,
+            )
+            # From now on the row has holes: it must never reach the tree.
+            request.skip_radix_cache_insert = True
+            self.statistics.pruned_requests += 1
+        self._reclaimer.evict_tokens(row, victims)
+        self.statistics.add_kills(request.rid, kv.kv_committed_len, victims)
+
+    # -- the life of a request ------------------------------------------------------------------
+
+    def on_queued(self, request: Any) -> None:
+        """A request enters the waiting queue: keep its prompt out of the tree if it says so."""
+        options = self._resolve(request)
+        if options.prunes and options.publish == "never":
+            request.skip_radix_cache_insert = True
+
+    def owns(self, kv: Any) -> bool:
+        """True when the ledger, not the row, says what this record's pages are."""
+        table = self._reclaimer.table(kv.req_pool_idx)
+        if table is not None and table.record is kv:
+            return True
+        state = self._requests.get(kv.req_pool_idx)
+        return state is not None and state.released
+
+    def release(self, kv: Any) -> None:
+        """Free every page the ledger holds, once. SGLang asks again for an overallocated tail."""
+        state = self._requests[kv.req_pool_idx]
+        if state.released:
+            return
+        row = kv.req_pool_idx
+        self._reclaimer.sync_new_tokens(row, kv.kv_allocated_len)
+        pages = self._reclaimer.close(row)
+        state.released = True
+        if pages.size:
+            # Inside SGLang's free group: hand over ids, do not touch the free lists.
+            import torch
+
+            ids = torch.from_numpy(pages).to(self._allocator.device)
+            self._allocator.free_page_ids(ids)
+        kv.kv_reclaimed_tokens = self._allocated(kv) - kv.cache_protected_len
+
+    def forget_row(self, row: int) -> None:
+        """The row went back to the pool (finish, abort or retraction): forget all kills."""
+        table = self._reclaimer.table(row)
+        if table is not None:
+            raise InvariantError(f"row {row} was freed while its ledger still holds pages")
+        self._requests.pop(row, None)
+
+    def drain(self) -> None:
+        """Wait for copies and return what they hold, so that the pool adds up. For idle, flush."""
+        if self._reclaimer.held_pages() and not self._reclaimer.drain(timeout=30.0):
+            raise InvariantError("a copy did not finish within 30 s; its pages are still held")
+
+    def orphaned_tokens(self) -> int:
+        """Tokens in destinations of copies whose request has ended (they are in no record)."""
+        return self._reclaimer.orphaned_pages() * self._page_size
+
+    # -- checks and numbers ---------------------------------------------------------------------
+
+    def assert_healthy(self) -> None:
+        """Raise InvariantError with every violation found."""
+        violations = self._reclaimer.violations(self._pool.free_page_ids())
+        if violations:
+            raise InvariantError("; ".join(violations))
+
+    def assert_idle(self) -> None:
+        """Raise InvariantError if anything of a request is left when the server is idle."""
+        leftovers = self._reclaimer.open_tables() + self._reclaimer.held_pages()
+        if leftovers or self._requests:
+            rows = sorted(self._requests)
+            raise InvariantError(
+                f"idle, but {self._reclaimer.open_tables()} tables, "
+                f"{self._reclaimer.held_pages()} held pages and state of rows {rows} are left"
+            )
+        self.assert_healthy()
+
+    def describe(self) -> dict[str, Any]:
+        """Counters and gauges for `/server_info`."""
+        return {
+            **self.statistics.as_dict(),
+            "tables": self._reclaimer.open_tables(),
+            "held_pages": self._reclaimer.held_pages(),
+            "retained_pages": self._reclaimer.retained_pages(),
+            "live_private_tokens": self._reclaimer.live_private_tokens(),
+        }
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    def _options_of(self, request: Any) -> PrunedRequest:
+        row = request.kv.req_pool_idx
+        state = self._requests.get(row)
+        if state is None:
+            state = self._requests[row] = PrunedRequest(self._resolve(request))
+        return state
+
+    def _resolve(self, request: Any) -> RequestOptions:
+        custom = request.sampling_params.custom_params or {}
+        return RequestOptions.resolve(self._config, custom.get("vtoken"))
+
+    def _account(self, kv: Any) -> None:
+        held = self._reclaimer.private_pages(kv.req_pool_idx) * self._page_size
+        kv.kv_reclaimed_tokens = self._allocated(kv) - kv.cache_protected_len - held
+
+    def _allocated(self, kv: Any) -> int:
+        return -(-kv.kv_allocated_len // self._page_size) * self._page_size
+
+    def _page_floor(self, length: int) -> int:
+        return max(length, 0) // self._page_size * self._page_size
+
+    def _under_pressure(self) -> bool:
+        total = self._scheduler.max_total_num_tokens
+        return bool(self._allocator.available_size() < total * PRESSURE_FREE_SHARE)
+
+
+def _requests_of(*batches: Any) -> Iterable[Any]:
+    """The distinct requests of SGLang's batches; after a decode both are the same batch."""
+    seen: dict[int, Any] = {}
+    for batch in batches:
+        for request in batch.reqs if batch is not None else ():
+            seen.setdefault(id(request), request)
+    return seen.values()

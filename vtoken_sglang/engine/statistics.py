@@ -1,0 +1,53 @@
+"""Counters of one scheduler, and the optional trace of eviction decisions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Totals since start-up; never reset.
+
+    Fields:
+        pruned_requests: requests that lost at least one token.
+        killed_tokens: tokens marked dead, tree-owned ones included.
+        freed_pages: pages given back early, with or without a copy.
+        moved_tokens: tokens copied by committed repacks.
+        repacks: committed plans. dropped_plans: plans given up (stale, ended, torn).
+        trace: where each decision is written as one JSON line; None for no trace.
+    """
+
+    pruned_requests: int = 0
+    killed_tokens: int = 0
+    freed_pages: int = 0
+    moved_tokens: int = 0
+    repacks: int = 0
+    dropped_plans: int = 0
+    trace: TextIO | None = field(default=None, repr=False)
+
+    def add_kills(self, rid: str, logical_len: int, victims: NDArray[np.int64]) -> None:
+        """Count one eviction: `victims` (logical positions) died when the request had
+        `logical_len` tokens, so every later query, position >= logical_len, misses them."""
+        self.killed_tokens += int(victims.size)
+        if self.trace is not None:
+            line = {"rid": rid, "logical_len": logical_len, "killed": victims.tolist()}
+            self.trace.write(json.dumps(line) + "\n")
+            self.trace.flush()
+
+    def add_step(self, report: Any) -> None:
+        """Add one `core.reclaimer.StepReport`."""
+        self.freed_pages += report.freed_pages
+        self.moved_tokens += report.moved_tokens
+        self.repacks += report.committed_plans
+        self.dropped_plans += report.dropped_plans
+
+    def as_dict(self) -> dict[str, int]:
+        """The counters by name."""
+        values = ((item.name, getattr(self, item.name)) for item in fields(self))
+        return {name: value for name, value in values if isinstance(value, int)}
