@@ -93,7 +93,7 @@ def describe_policies() -> str:
         spec = SPECS[name]
         default = "not set" if spec.default is None else spec.default
         lines.append(f"    {name} ({spec.kind.__name__}, default {default}): {spec.help}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _inform(name: str, target: str) -> PolicyInfo:
