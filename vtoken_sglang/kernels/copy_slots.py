@@ -1,0 +1,43 @@
+"""Copy K/V rows between slots, in all layers: checks, then the fastest form for the device.
+
+Every form has the signature of its twin `copy_slots_ref`. A Triton form (one launch for all
+buffers) registers itself for "cuda" in `_FORMS`; devices without an entry run the twin.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+import torch
+
+from vtoken_sglang.kernels.copy_slots_ref import copy_slots_ref
+
+CopyForm: TypeAlias = Callable[[Sequence[torch.Tensor], torch.Tensor, torch.Tensor], None]
+
+_FORMS: Final[dict[str, CopyForm]] = {}
+
+
+def copy_slots(
+    buffers: Sequence[torch.Tensor], src_slots: torch.Tensor, dst_slots: torch.Tensor
+) -> None:
+    """For every buffer and i: `buffer[dst_slots[i]] = buffer[src_slots[i]]`.
+
+    Args:
+        buffers: in/out, [num_slots, heads, dim] each, one device: K and V of every layer.
+        src_slots, dst_slots: in, int64 [n] on that device; n = 0 does nothing. Precondition, not
+            checked: within range, sources and destinations disjoint, destinations distinct.
+
+    Raises:
+        ValueError: slots of another dtype, shape or device.
+    """
+    for name, slots in (("src_slots", src_slots), ("dst_slots", dst_slots)):
+        if slots.dtype != torch.int64 or slots.dim() != 1:
+            raise ValueError(f"{name}: int64 [n], got {slots.dtype} {tuple(slots.shape)}")
+    if src_slots.shape != dst_slots.shape:
+        got = f"{len(src_slots)} and {len(dst_slots)}"
+        raise ValueError(f"src_slots and dst_slots: same length, got {got}")
+    if not buffers or not len(src_slots):
+        return
+    device = buffers[0].device
+    if src_slots.device != device or dst_slots.device != device:
+        raise ValueError(f"slots: on the buffers' device {device}, got {src_slots.device}")
+    _FORMS.get(device.type, copy_slots_ref)(buffers, src_slots, dst_slots)
