@@ -1,0 +1,145 @@
+"""Comparisons between arms: ratios inside a repeat, and whether the same tokens came out.
+
+A run is a dict with `arm`, `repeat`, `summary` (see `metrics.summarize`) and `requests`
+(`client.RequestRecord` as dicts). Ratios pair an arm with its reference in the same repeat, so
+that drift of the machine between repeats cancels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .arms import ARMS
+from .metrics import figure_at, spread
+
+Run = Mapping[str, Any]
+
+# dotted path in a summary -> (label, unit, whether more is better; None: neither)
+FIGURES: dict[str, tuple[str, str, bool | None]] = {
+    "request_throughput": ("requests", "1/s", True),
+    "output_tokens_per_s": ("output tokens", "1/s", True),
+    "ttft.p50": ("time to first token, p50", "s", False),
+    "ttft.p95": ("time to first token, p95", "s", False),
+    "itl.p50": ("inter-token latency, p50", "s", False),
+    "itl.p95": ("inter-token latency, p95", "s", False),
+    "e2e.p50": ("request latency, p50", "s", False),
+    "e2e.p95": ("request latency, p95", "s", False),
+    "e2e.p99": ("request latency, p99", "s", False),
+    "server_cpu_ms_per_token": ("server CPU time per output token", "ms", False),
+    "cached_share": ("prompt tokens served from cache", "share", None),
+    "peak_used_tokens": ("pool tokens held by requests, peak", "tokens", None),
+    "retractions": ("retractions", "", None),
+}
+RATIO_FIGURES = tuple(path for path, (_, _, better) in FIGURES.items() if better is not None)
+
+
+def runs_of(runs: Sequence[Run], arm: str) -> dict[int, Run]:
+    """The arm's runs by repeat."""
+    return {int(run["repeat"]): run for run in runs if run["arm"] == arm}
+
+
+def arm_names(runs: Sequence[Run]) -> list[str]:
+    """Arms present: known ones in the order of `ARMS`, others after them by name."""
+    present = {str(run["arm"]) for run in runs}
+    return [name for name in ARMS if name in present] + sorted(present - set(ARMS))
+
+
+def summarize_arms(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, float]]]:
+    """Per arm and figure: median and spread over repeats."""
+    return {
+        arm: {
+            path: spread([figure_at(run["summary"], path) for run in runs_of(runs, arm).values()])
+            for path in FIGURES
+        }
+        for arm in arm_names(runs)
+    }
+
+
+def paired_ratios(runs: Sequence[Run], arm: str, reference: str, path: str) -> list[float]:
+    """arm / reference of one figure, one per repeat that has both, in order of repeats."""
+    ours, theirs = runs_of(runs, arm), runs_of(runs, reference)
+    ratios = []
+    for repeat in sorted(ours.keys() & theirs.keys()):
+        below = figure_at(theirs[repeat]["summary"], path)
+        if below > 0:
+            ratios.append(figure_at(ours[repeat]["summary"], path) / below)
+    return ratios
+
+
+def compare_arms(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Ratios of every arm to its declared reference, where both are present.
+
+    Returns:
+        One entry per arm: `arm`, `reference`, `ratios` (figure -> spread with `repeats`).
+    """
+    present = arm_names(runs)
+    comparisons = []
+    for name in present:
+        reference = ARMS[name].reference if name in ARMS else None
+        if reference is None or reference not in present:
+            continue
+        ratios = {}
+        for path in RATIO_FIGURES:
+            values = paired_ratios(runs, name, reference, path)
+            if values:
+                ratios[path] = {**spread(values), "repeats": len(values)}
+        comparisons.append({"arm": name, "reference": reference, "ratios": ratios})
+    return comparisons
+
+
+def check_tokens(runs: Sequence[Run], reference: str) -> list[dict[str, Any]]:
+    """Compare generated tokens of every arm with the reference arm's, repeat by repeat.
+
+    A request whose prompt already differs (an earlier answer of its session did) is counted in
+    `different` but not in `mismatched`: only equal prompts can show that an arm answers wrongly.
+
+    Returns:
+        One entry per arm: `requests` compared, `different` outputs, `mismatched` outputs to equal
+        prompts, `first` mismatch as {repeat, session, turn, index}, and `self_consistent`: whether
+        all repeats of the arm gave the same output hash.
+    """
+    theirs = runs_of(runs, reference)
+    return [_check_arm(runs, arm, theirs) for arm in arm_names(runs)]
+
+
+def _check_arm(runs: Sequence[Run], arm: str, theirs: Mapping[int, Run]) -> dict[str, Any]:
+    ours = runs_of(runs, arm)
+    entry: dict[str, Any] = {
+        "arm": arm,
+        "requests": 0,
+        "different": 0,
+        "mismatched": 0,
+        "first": None,
+        "self_consistent": len({run["summary"]["output_sha256"] for run in ours.values()}) == 1,
+    }
+    for repeat in sorted(ours.keys() & theirs.keys()):
+        expected = {(r["session"], r["turn"]): r for r in theirs[repeat]["requests"]}
+        for request in ours[repeat]["requests"]:
+            other = expected.get((request["session"], request["turn"]))
+            if other is None:
+                continue
+            entry["requests"] += 1
+            got, want = list(request["output_ids"]), list(other["output_ids"])
+            if got == want:
+                continue
+            entry["different"] += 1
+            if request["prompt_hash"] != other["prompt_hash"]:
+                continue
+            entry["mismatched"] += 1
+            if entry["first"] is None:
+                entry["first"] = {
+                    "repeat": repeat,
+                    "session": request["session"],
+                    "turn": request["turn"],
+                    "index": first_difference(got, want),
+                }
+    return entry
+
+
+def first_difference(left: Sequence[int], right: Sequence[int]) -> int:
+    """Index of the first position where two sequences differ (their common length if one ends)."""
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return min(len(left), len(right))

@@ -1,0 +1,144 @@
+"""What an evaluation does: one frozen object from defaults, a TOML file and flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .arms import select_arms
+from .errors import ConfigError
+
+LIST_FIELDS = ("arms", "server_args")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalConfig:
+    """All settings of one evaluation. Field names are the flags (`--page-size`) and TOML keys.
+
+    Fields:
+        preset: where the defaults came from ("run", "quick", or a file's name).
+        model: folder or name that SGLang loads.
+        dataset: ShareGPT-format file; None looks for the installed package.
+        workload: key of `workload.workload_builders`.
+        arms: names from `arms.ARMS`; the first is the one tokens are compared with.
+        repeats: how often every arm is served; arm order rotates between repeats.
+        page_size, pool: KV page size and pool in tokens (`--page-size`, `--max-total-tokens`).
+        conversations, turns: sessions and user turns of each.
+        concurrency: sessions in flight; a session's next turn waits for its answer.
+        system_tokens, user_tokens: length of the shared prefix; longest user turn kept.
+        out_tokens: exact length of every answer, end-of-text ignored.
+        seed: choice and order of conversations.
+        device: "auto", "cpu" or "cuda"; dtype: "auto" is float32 on a CPU, bfloat16 elsewhere.
+        server_args: extra engine flags, the same for every arm.
+        port: 0 picks a free one.
+        startup_timeout: seconds a server may take until it answers.
+        sample_interval: seconds between two looks at the server's pool gauges.
+    """
+
+    preset: str = "run"
+    model: str = ""
+    dataset: str | None = None
+    workload: str = "multi_turn"
+    arms: tuple[str, ...] = ("stock", "native", "hook-only")
+    repeats: int = 5
+    page_size: int = 16
+    pool: int = 16384
+    conversations: int = 24
+    turns: int = 5
+    concurrency: int = 8
+    system_tokens: int = 512
+    user_tokens: int = 96
+    out_tokens: int = 48
+    seed: int = 0
+    device: str = "auto"
+    dtype: str = "auto"
+    server_args: tuple[str, ...] = ()
+    port: int = 0
+    startup_timeout: float = 300.0
+    sample_interval: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in LIST_FIELDS:
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        select_arms(self.arms)
+        positive = ("repeats", "page_size", "pool", "conversations", "turns", "concurrency")
+        for name in (*positive, "system_tokens", "user_tokens", "out_tokens"):
+            self._require(name, "must be a whole number of at least 1", _at_least(1))
+        self._require("seed", "must be a whole number of at least 0", _at_least(0))
+        self._require("port", "must be 0 (any free one) or 1..65535", _port)
+        self._require("device", "must be auto, cpu or cuda", ("auto", "cpu", "cuda").__contains__)
+        for name in ("startup_timeout", "sample_interval"):
+            self._require(name, "must be a number of seconds above 0", _above_zero)
+        if self.pool % self.page_size:
+            rule = f"must be a multiple of page_size {self.page_size}"
+            raise ConfigError("pool", rule, self.pool)
+
+    def _require(self, name: str, rule: str, holds: Any) -> None:
+        value = getattr(self, name)
+        if not holds(value):
+            raise ConfigError(name, rule, value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; tuples become lists."""
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in dataclasses.asdict(self).items()
+        }
+
+
+def _at_least(minimum: int) -> Any:
+    return lambda value: type(value) is int and value >= minimum
+
+
+def _port(value: object) -> bool:
+    return type(value) is int and 0 <= value <= 65535
+
+
+def _above_zero(value: object) -> bool:
+    return type(value) in (int, float) and float(value) > 0  # type: ignore[arg-type]
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "run": {},
+    # Sized to end inside ten minutes on two cores: nine server starts and nine short runs.
+    "quick": {
+        "repeats": 3,
+        "pool": 8192,
+        "conversations": 8,
+        "turns": 4,
+        "concurrency": 4,
+        "system_tokens": 384,
+        "user_tokens": 64,
+        "out_tokens": 32,
+    },
+}
+
+
+def read_config_file(path: str) -> dict[str, Any]:
+    """Settings of a TOML file whose keys are the fields of `EvalConfig`.
+
+    Raises:
+        ConfigError: no such file, not TOML, or an unknown key.
+    """
+    try:
+        settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("config", "must name a readable TOML file", path) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("config", f"must be TOML ({error})", path) from error
+    known = {field.name for field in dataclasses.fields(EvalConfig)}
+    for key in settings:
+        if key not in known:
+            raise ConfigError("config", f"keys must be among {', '.join(sorted(known))}", key)
+    settings.setdefault("preset", Path(path).stem)
+    return settings
+
+
+def make_config(preset: str, file_settings: dict[str, Any], flags: dict[str, Any]) -> EvalConfig:
+    """Combine a preset, a file's settings and flags (None means not given); the later wins."""
+    settings: dict[str, Any] = {"preset": preset, **PRESETS[preset], **file_settings}
+    settings.update({key: value for key, value in flags.items() if value is not None})
+    return EvalConfig(**settings)

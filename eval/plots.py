@@ -1,0 +1,151 @@
+"""Plots of a result as inline SVG, sized to stay readable in a phone-wide column."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from .compare import RATIO_FIGURES, arm_names, paired_ratios, runs_of
+
+SIZE = (4.9, 3.0)  # inches; about 350 CSS pixels wide at a scale of 1
+# Told apart by people with any colour vision; known arms keep their colour in every report.
+COLOURS = {"stock": "#6b7280", "native": "#0072b2", "hook-only": "#d55e00"}
+SPARE_COLOURS = ("#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#7a3db8", "#b22222")
+USED, EVICTABLE, FREE = "#0072b2", "#9ecae8", "#eef1f4"
+STYLE: Any = {  # matplotlib's own key type is a long literal
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e3e6ea",
+    "grid.linewidth": 0.7,
+    "axes.edgecolor": "#9aa3ad",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+}
+
+Run = Mapping[str, Any]
+
+
+def colours(arms: Sequence[str]) -> dict[str, str]:
+    """A colour per arm."""
+    spare = iter(SPARE_COLOURS * len(arms))
+    return {arm: COLOURS.get(arm) or next(spare) for arm in arms}
+
+
+def to_svg(figure: Figure) -> str:
+    """The figure as an `<svg>` element that fills the width of its container."""
+    stream = io.StringIO()
+    figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
+    text = stream.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # The viewBox stays; the fixed size in points goes, so that CSS decides.
+    return re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*pt"', r"\1", _drop_size(text), count=1)
+
+
+def _drop_size(text: str) -> str:
+    return re.sub(r'(<svg[^>]*?) height="[^"]*pt"', r"\1", text, count=1)
+
+
+def _figure(size: tuple[float, float] = SIZE) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def latency_cdf(runs: Sequence[Run], values_of: Any, label: str) -> str:
+    """Cumulative distribution over all repeats, one line per arm.
+
+    Args:
+        values_of: request (as a dict) -> its samples in seconds.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _figure()
+        arms = arm_names(runs)
+        for arm, colour in colours(arms).items():
+            samples = numpy.sort(
+                [
+                    1000 * value
+                    for run in runs_of(runs, arm).values()
+                    for request in run["requests"]
+                    if not request["error"]
+                    for value in values_of(request)
+                ]
+            )
+            if len(samples):
+                share = numpy.arange(1, len(samples) + 1) / len(samples)
+                axes.step(samples, share, where="post", label=arm, color=colour, linewidth=1.6)
+        axes.set_xlabel(label)
+        axes.set_ylabel("share of samples")
+        axes.set_ylim(0, 1.01)
+        axes.set_xlim(left=0)
+        axes.legend(loc="lower right")
+        return to_svg(figure)
+
+
+def per_repeat(runs: Sequence[Run], values_of: Any, label: str) -> str:
+    """One dot per repeat and arm, joined, so that drift of the machine shows."""
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _figure()
+        for arm, colour in colours(arm_names(runs)).items():
+            points = sorted(runs_of(runs, arm).items())
+            axes.plot(
+                [repeat + 1 for repeat, _ in points],
+                [values_of(run) for _, run in points],
+                marker="o", markersize=5, linewidth=1.2, color=colour, label=arm,
+            )  # fmt: skip
+        axes.set_xlabel("repeat")
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(loc="lower right")
+        return to_svg(figure)
+
+
+def ratio_plot(runs: Sequence[Run], arm: str, reference: str, labels: Mapping[str, str]) -> str:
+    """Every paired ratio of an arm to its reference: dots are repeats, the bar their median."""
+    with matplotlib.rc_context(STYLE):
+        rows = [(path, paired_ratios(runs, arm, reference, path)) for path in RATIO_FIGURES]
+        rows = [(path, values) for path, values in rows if values][::-1]
+        figure, axes = _figure((SIZE[0], 0.9 + 0.3 * len(rows)))
+        colour = colours([arm])[arm]
+        for at, (_, values) in enumerate(rows):
+            axes.plot(values, [at] * len(values), "o", color=colour, alpha=0.55, markersize=5)
+            axes.plot([float(numpy.median(values))], [at], "|", color="black", markersize=13)
+        axes.axvline(1.0, color="#4b5563", linewidth=1)
+        axes.set_yticks(range(len(rows)), [labels[path] for path, _ in rows])
+        axes.set_xlabel(f"{arm} / {reference}")
+        axes.set_ylim(-0.6, len(rows) - 0.4)
+        return to_svg(figure)
+
+
+def pool_plot(run: Run, capacity: float) -> str:
+    """Pool tokens over time: held by requests, only cached, free; running requests on top."""
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _figure()
+        samples = run["pool"]
+        times = [sample["at_s"] for sample in samples]
+        used = [sample["used"] for sample in samples]
+        cached = [sample["evictable"] for sample in samples]
+        axes.stackplot(
+            times, used, cached, step="post", colors=(USED, EVICTABLE),
+            labels=("held by requests", "cached, evictable"),
+        )  # fmt: skip
+        axes.axhline(capacity, color="#4b5563", linewidth=1)
+        axes.set_ylim(0, capacity * 1.18)
+        axes.set_xlim(0, max(times, default=1.0))
+        axes.set_xlabel("seconds")
+        axes.set_ylabel("tokens")
+        axes.grid(False)
+        axes.legend(loc="upper left", ncols=2, fontsize=8.5, columnspacing=1.0, handlelength=1.2)
+        return to_svg(figure)

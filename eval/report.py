@@ -1,0 +1,207 @@
+"""One self-contained HTML page from one or more results: no script, no outside resource."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from . import plots
+from .compare import FIGURES
+from .errors import ResultsError
+from .provenance import device_label, portable
+from .results import write_new
+from .table import number, token_lines
+
+TEMPLATE = "report.html.j2"
+MILLISECOND_UNITS = {"s": ("ms", 1000.0), "share": ("%", 100.0)}
+
+
+def write_report(results: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    """Render the results into a new file and return its path.
+
+    Raises:
+        ResultsError: no result, or the file exists.
+    """
+    if not results:
+        raise ResultsError("report: at least one result is needed")
+    write_new(path, render(results))
+    return path
+
+
+def render(results: Sequence[Mapping[str, Any]]) -> str:
+    """The page as text."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["number"] = number
+    return environment.get_template(TEMPLATE).render(
+        sections=[section(result) for result in results]
+    )
+
+
+def section(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What the template shows of one result."""
+    runs = result["runs"]
+    return {
+        "title": f"{result['model']['name']}, {result['workload']['name']}",
+        "facts": headline_facts(result),
+        "cards": [card(entry) for entry in result["comparisons"]],
+        "tokens": token_lines(result),
+        "arms": result["arms"],
+        "summary": summary_table(result),
+        "ratios": ratio_table(result),
+        "plots": section_plots(result),
+        "runs": [run_row(run) for run in runs],
+        "failed": sum(run["summary"]["failed"] for run in runs),
+        "config": table_of(result["config"]),
+        "workload": table_of(result["workload"]),
+        "dataset": table_of(result["dataset"]),
+        "versions": table_of(
+            {**result["versions"], "patch series": result["patch_series"] or "none"}
+        ),
+        "machine": table_of(result["machine"]),
+        "command": result["command"],
+        "servers": {run["arm"]: run["command"] for run in runs},
+    }
+
+
+def headline_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The line under the title."""
+    return [
+        ("measured", str(result["started"])),
+        ("machine", device_label(dict(result["machine"]))),
+        ("repeats", str(result["config"]["repeats"])),
+        ("requests per run", str(result["workload"]["requests"])),
+        ("commit", str(result["commit"] or "none")[:12] + _dirty(result["commit"])),
+    ]
+
+
+def _dirty(commit: str | None) -> str:
+    return " (with local changes)" if commit and commit.endswith("-dirty") else ""
+
+
+def card(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The two ratios that matter most of one arm to its reference."""
+    shown = []
+    for path, label in (("request_throughput", "throughput"), ("e2e.p95", "p95 latency")):
+        ratio = entry["ratios"].get(path)
+        if ratio is not None:
+            change = 100 * (ratio["median"] - 1)
+            shown.append(
+                {
+                    "label": label,
+                    "value": f"{ratio['median']:.3f}",
+                    "change": f"{change:+.1f} %",
+                    "range": f"{ratio['min']:.3f} to {ratio['max']:.3f}",
+                }
+            )
+    return {"arm": entry["arm"], "reference": entry["reference"], "figures": shown}
+
+
+def shown_unit(path: str) -> tuple[str, float]:
+    """Unit a figure is shown in, and what to multiply its value by."""
+    unit = FIGURES[path][1]
+    return MILLISECOND_UNITS.get(unit, (unit, 1.0))
+
+
+def summary_table(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures as rows, arms as columns: median with minimum and maximum."""
+    arms = list(result["summary"])
+    rows = []
+    for path, (label, _, _) in FIGURES.items():
+        unit, factor = shown_unit(path)
+        cells = []
+        for arm in arms:
+            figure = result["summary"][arm][path]
+            low, high = number(figure["min"] * factor), number(figure["max"] * factor)
+            cells.append({"value": number(figure["median"] * factor), "range": f"{low} to {high}"})
+        rows.append({"label": label, "unit": unit, "cells": cells})
+    return {"arms": arms, "rows": rows}
+
+
+def ratio_table(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures as rows, arm / reference pairs as columns; marks which way is better."""
+    pairs = result["comparisons"]
+    rows = []
+    for path, (label, _, more_is_better) in FIGURES.items():
+        if more_is_better is None:
+            continue
+        cells = []
+        for entry in pairs:
+            ratio = entry["ratios"].get(path)
+            cells.append(
+                {
+                    "value": f"{ratio['median']:.3f}" if ratio else "-",
+                    "range": f"{ratio['min']:.3f} to {ratio['max']:.3f}" if ratio else "",
+                }
+            )
+        rows.append(
+            {"label": label, "better": "higher" if more_is_better else "lower", "cells": cells}
+        )
+    return {"pairs": [f"{entry['arm']} / {entry['reference']}" for entry in pairs], "rows": rows}
+
+
+def section_plots(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Plots with their captions, in reading order."""
+    runs = result["runs"]
+    labels = {path: label for path, (label, _, _) in FIGURES.items()}
+    shown: list[tuple[str, str]] = []
+    for entry in result["comparisons"]:
+        arm, reference = entry["arm"], entry["reference"]
+        caption = f"{arm} / {reference}, paired in each repeat. Dots are repeats, bars medians."
+        shown.append((caption, plots.ratio_plot(runs, arm, reference, labels)))
+    shown.append(
+        (
+            "Output tokens per second in every repeat.",
+            plots.per_repeat(runs, lambda run: run["summary"]["output_tokens_per_s"], "tokens / s"),
+        )
+    )
+    for caption, values_of, label in (
+        ("Time to first token.", lambda r: [r["ttft_s"]], "time to first token, ms"),
+        ("Time between tokens.", lambda r: r["gaps_s"], "inter-token latency, ms"),
+        ("Whole request.", lambda r: [r["latency_s"]], "request latency, ms"),
+    ):
+        shown.append((f"{caption} All repeats.", plots.latency_cdf(runs, values_of, label)))
+    for arm in result["summary"]:
+        run = next(run for run in runs if run["arm"] == arm)
+        if run["pool"]:
+            caption = f"KV pool over time: {arm}, repeat {run['repeat'] + 1}. Line: pool size."
+            shown.append((caption, plots.pool_plot(run, result["config"]["pool"])))
+    return [{"caption": caption, "svg": Markup(svg)} for caption, svg in shown]
+
+
+def run_row(run: Mapping[str, Any]) -> dict[str, str]:
+    """One line of the table of all runs."""
+    summary = run["summary"]
+    return {
+        "repeat": str(run["repeat"] + 1),
+        "arm": str(run["arm"]),
+        "start, s": number(run["startup_s"]),
+        "load before": number(run["load_average_before"]),
+        "served, s": number(summary["duration_s"]),
+        "tokens/s": number(summary["output_tokens_per_s"]),
+        "TTFT p95, ms": number(1000 * summary["ttft"].get("p95", 0.0)),
+        "ITL p95, ms": number(1000 * summary["itl"].get("p95", 0.0)),
+        "e2e p95, s": number(summary["e2e"].get("p95", 0.0)),
+        "CPU, s": number(summary["server_cpu_s"]),
+        "failed": str(summary["failed"]),
+        "output": str(summary["output_sha256"])[:10],
+    }
+
+
+def table_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Facts as label and text, long paths cut to their last part."""
+    rows = []
+    for key, value in facts.items():
+        if isinstance(value, (list, tuple)):
+            value = " ".join(str(item) for item in value) or "none"
+        rows.append((key.replace("_", " "), portable(["none" if value is None else str(value)])[0]))
+    return rows

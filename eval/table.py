@@ -1,0 +1,84 @@
+"""The result as a few lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .compare import FIGURES
+
+COLUMNS = (
+    ("request_throughput", "req/s", 1.0),
+    ("output_tokens_per_s", "tok/s", 1.0),
+    ("ttft.p50", "TTFT p50 ms", 1000.0),
+    ("ttft.p95", "TTFT p95 ms", 1000.0),
+    ("itl.p50", "ITL p50 ms", 1000.0),
+    ("itl.p95", "ITL p95 ms", 1000.0),
+    ("e2e.p95", "e2e p95 s", 1.0),
+    ("cached_share", "cached %", 100.0),
+    ("server_cpu_ms_per_token", "CPU ms/tok", 1.0),
+)
+RATIO_COLUMNS = ("request_throughput", "ttft.p95", "itl.p50", "e2e.p95", "server_cpu_ms_per_token")
+
+
+def number(value: float) -> str:
+    """Three significant digits, never in exponent form."""
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - len(str(int(abs(value)))) + (1 if abs(value) >= 1 else 2))
+    return f"{value:.{min(digits, 4)}f}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Columns of equal width, the first one left-aligned and the others right-aligned."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def result_table(result: Mapping[str, Any]) -> str:
+    """Medians per arm, paired ratios with their range, and token identity."""
+    repeats = result["config"]["repeats"]
+    rows = [["arm", *(label for _, label, _ in COLUMNS)]]
+    for arm, figures in result["summary"].items():
+        rows.append([arm, *(number(figures[path]["median"] * by) for path, _, by in COLUMNS)])
+    parts = [f"median of {repeats} repeats", aligned(rows)]
+    if result["comparisons"]:
+        rows = [["ratio, median [min, max]", *(FIGURES[path][0] for path in RATIO_COLUMNS)]]
+        for entry in result["comparisons"]:
+            cells = [_ratio(entry["ratios"].get(path)) for path in RATIO_COLUMNS]
+            rows.append([f"{entry['arm']} / {entry['reference']}", *cells])
+        parts += ["", aligned(rows)]
+    return "\n".join([*parts, "", *token_lines(result)])
+
+
+def _ratio(ratio: Mapping[str, float] | None) -> str:
+    if ratio is None:
+        return "-"
+    return f"{ratio['median']:.3f} [{ratio['min']:.3f}, {ratio['max']:.3f}]"
+
+
+def token_lines(result: Mapping[str, Any]) -> list[str]:
+    """One sentence per arm on whether it generated the reference's tokens."""
+    reference = result["tokens"]["reference"]
+    lines = []
+    for entry in result["tokens"]["arms"]:
+        arm, total = entry["arm"], entry["requests"]
+        repeats = "" if entry["self_consistent"] else " Its own repeats differ from each other."
+        if arm == reference:
+            if repeats:
+                lines.append(f"tokens: {arm} (the reference):{repeats}")
+            continue
+        if not entry["different"]:
+            text = f"all {total} answers equal {reference}'s."
+        else:
+            text = (
+                f"{entry['mismatched']} of {total} answers differ from {reference}'s to the same "
+                f"prompt, {entry['different']} in all."
+            )
+        lines.append(f"tokens: {arm}: {text}{repeats}")
+    return lines

@@ -1,0 +1,108 @@
+"""What a workload is: sessions of token ids, all fixed before the first request is sent."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .chat import ChatTokenizer
+from .config import EvalConfig
+from .errors import ConfigError
+from .sharegpt import Dataset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One conversation: its turns are sent one after the other by one lane.
+
+    Fields:
+        session: index in the workload, also its place in the arrival order.
+        lane: which of the `concurrency` closed loops runs it.
+        first_prompt: token ids of the opening prompt.
+        later_turns: per further turn, the token ids appended after the previous answer.
+    """
+
+    session: int
+    lane: int
+    first_prompt: tuple[int, ...]
+    later_turns: tuple[tuple[int, ...], ...]
+
+    @property
+    def turns(self) -> int:
+        return 1 + len(self.later_turns)
+
+    def prompt_lengths(self, out_tokens: int) -> list[int]:
+        """Prompt length of every turn when each answer has exactly `out_tokens` tokens."""
+        lengths = [len(self.first_prompt)]
+        for turn in self.later_turns:
+            lengths.append(lengths[-1] + out_tokens + len(turn))
+        return lengths
+
+    def total_tokens(self, out_tokens: int) -> int:
+        """Logical length of the session when its last answer is complete."""
+        return self.prompt_lengths(out_tokens)[-1] + out_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Sessions and the facts about them that the report shows."""
+
+    name: str
+    sessions: tuple[Session, ...]
+    out_tokens: int
+    facts: dict[str, int | float | str] = field(default_factory=dict)
+
+    @property
+    def requests(self) -> int:
+        return sum(session.turns for session in self.sessions)
+
+    @property
+    def lanes(self) -> int:
+        return 1 + max(session.lane for session in self.sessions)
+
+    def longest(self) -> int:
+        """Tokens of the longest session, its last answer included."""
+        return max(session.total_tokens(self.out_tokens) for session in self.sessions)
+
+    def new_prompt_tokens(self) -> int:
+        """Prompt tokens that no earlier request of the same session had (upper bound of prefill
+        when every earlier turn is still cached; sharing between sessions not counted)."""
+        return sum(
+            len(session.first_prompt) + sum(len(turn) for turn in session.later_turns)
+            for session in self.sessions
+        )
+
+    def fingerprint(self) -> str:
+        """sha256 over every token id and every lane: equal means the same requests."""
+        digest = hashlib.sha256(f"{self.name}/{self.out_tokens}".encode())
+        for session in self.sessions:
+            digest.update(repr((session.lane, session.first_prompt, session.later_turns)).encode())
+        return digest.hexdigest()
+
+
+WorkloadBuilder = Callable[[EvalConfig, Dataset, ChatTokenizer], Workload]
+
+
+def workload_builders() -> dict[str, WorkloadBuilder]:
+    """The workloads by name. A new one is a file of its own and a line here."""
+    from . import multi_turn
+
+    return {"multi_turn": multi_turn.build}
+
+
+def build_workload(config: EvalConfig, dataset: Dataset, tokenizer: ChatTokenizer) -> Workload:
+    """Build the configured workload and check that its longest session fits the pool.
+
+    Raises:
+        ConfigError: unknown workload name, or a session longer than the pool.
+        DatasetError: the dataset holds too few suitable conversations.
+    """
+    builders = workload_builders()
+    if config.workload not in builders:
+        raise ConfigError("workload", f"must be among {', '.join(builders)}", config.workload)
+    workload = builders[config.workload](config, dataset, tokenizer)
+    needed = workload.longest() + config.page_size
+    if needed > config.pool:
+        raise ConfigError("pool", f"must hold the longest session ({needed} tokens)", config.pool)
+    return workload
