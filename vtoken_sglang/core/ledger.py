@@ -1,0 +1,292 @@
+"""The pages one pruned request privately holds, and how many live tokens are in each.
+
+From the first kill on this ledger, not the row, says what the request must give back. A page has
+a `code` (see `ids.py`): the engine's own pages are numbered 0, 1, 2, ... in position order
+("home"), pages filled by a repack -1, -2, ... ("packed"). Both kinds share the same arrays: numpy
+reads a negative index from the end, so home pages grow from the front and packed pages from the
+back, and `live[codes]` works for any mix.
+
+Every count is kept up to date by the change that alters it; nothing here ever walks all pages.
+"""
+
+from array import array
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken_sglang.core.ids import Int32Array, Int64Array, IntArray
+from vtoken_sglang.errors import InvariantError
+
+UNREAD: Final = -1
+"""Page id of a home page the engine has allocated but that was not read from the row yet."""
+_GONE: Final = 0
+_TOUCHED: Final = 1
+_RESERVED: Final = 2
+_SMALLEST: Final = 16
+
+
+class PageLedger:
+    """Private pages of one request.
+
+    Fields:
+        page: int32 [capacity], page id per code; 0 = not held, UNREAD = held, id not read yet.
+        live: uint16 [capacity], live tokens per code.
+        pages_held: pages this ledger owns now.
+        live_tokens: live tokens in them.
+        sealed_home: home codes below this are sealed (packed pages always are).
+        sealed_pages, sealed_live: held pages that are sealed, and the live tokens in them.
+
+    Invariants: `live_tokens` is the sum of `live` over held codes; a code is in the free list of
+    packed codes, or was never used, or is held, exactly once.
+    """
+
+    __slots__ = (
+        "_dead",
+        "_flags",
+        "_free_packed",
+        "_packed_len",
+        "_packed_pos",
+        "_touched",
+        "home_len",
+        "live",
+        "live_tokens",
+        "page",
+        "page_size",
+        "pages_held",
+        "sealed_home",
+        "sealed_live",
+        "sealed_pages",
+    )
+
+    def __init__(self, page_size: int) -> None:
+        if not 1 <= page_size <= np.iinfo(np.uint16).max:
+            raise InvariantError(f"page_size: between 1 and 65535, got {page_size}")
+        self.page_size = page_size
+        self.page: Int32Array = np.zeros(0, np.int32)
+        self.live: npt.NDArray[np.uint16] = np.zeros(0, np.uint16)
+        self._flags: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self._packed_pos: Int32Array = np.zeros((0, page_size), np.int32)
+        self._packed_len = 0
+        self._free_packed = array("i")
+        self._touched = array("i")
+        self._dead = array("i")
+        self.home_len = 0
+        self.pages_held = self.live_tokens = 0
+        self.sealed_home = self.sealed_pages = self.sealed_live = 0
+
+    # -- growth ---------------------------------------------------------------------------------
+
+    def _reserve(self, extra: int) -> None:
+        """Make room for `extra` more codes; front and back parts keep their codes."""
+        capacity = len(self.page)
+        wanted = self.home_len + self._packed_len + extra
+        if wanted <= capacity:
+            return
+        capacity = wanted + max(_SMALLEST, wanted >> 3)
+        for name in ("page", "live", "_flags"):
+            old = getattr(self, name)
+            new = np.zeros(capacity, old.dtype)
+            new[: self.home_len] = old[: self.home_len]
+            if self._packed_len:
+                new[-self._packed_len :] = old[-self._packed_len :]
+            setattr(self, name, new)
+
+    def add_home(self, pages: IntArray | int, tokens: int) -> None:
+        """Append home pages that together hold `tokens` tokens, all alive, filled in order.
+
+        `pages`: page ids, or a count of pages whose ids are UNREAD. Every page but the last is
+        full.
+        """
+        count = pages if isinstance(pages, int) else len(pages)
+        self._reserve(count)
+        start, end = self.home_len, self.home_len + count
+        self.page[start:end] = UNREAD if isinstance(pages, int) else pages
+        self.live[start:end] = self.page_size
+        if count:
+            self.live[end - 1] = tokens - (count - 1) * self.page_size
+        self.home_len = end
+        self.pages_held += count
+        self.live_tokens += tokens
+
+    def extend_tail(self, tokens: int) -> None:
+        """`tokens` more tokens were appended to the last home page, which has room for them."""
+        self.live[self.home_len - 1] += tokens
+        self.live_tokens += tokens
+
+    def add_packed(self, pages: Int64Array, live: IntArray, positions: Int32Array) -> Int64Array:
+        """Take over filled pages. `positions`: int32 [pages, page_size]. Returns their codes."""
+        count = len(pages)
+        reused = min(count, len(self._free_packed))
+        fresh = count - reused
+        self._reserve(fresh)
+        codes = np.empty(count, np.int64)
+        for i in range(reused):
+            codes[i] = self._free_packed.pop()
+        codes[reused:] = -np.arange(self._packed_len + 1, self._packed_len + fresh + 1)
+        self._packed_len += fresh
+        if self._packed_len > len(self._packed_pos):
+            grown = self._packed_len + (self._packed_len >> 3)
+            old = self._packed_pos
+            self._packed_pos = np.zeros((grown, self.page_size), np.int32)
+            self._packed_pos[: len(old)] = old
+        self.page[codes] = pages
+        self.live[codes] = live
+        self._packed_pos[~codes] = positions
+        total = int(live.sum())
+        self.pages_held += count
+        self.sealed_pages += count
+        self.live_tokens += total
+        self.sealed_live += total
+        self.note(codes)
+        return codes
+
+    # -- liveness -------------------------------------------------------------------------------
+
+    def seal(self, home_codes: int) -> None:
+        """Home pages below code `home_codes` are full and no forward in flight writes them."""
+        start = self.sealed_home
+        if home_codes <= start:
+            return
+        self.sealed_live += int(self.live[start:home_codes].sum())
+        self.sealed_pages += home_codes - start
+        self.sealed_home = home_codes
+
+    def kill(self, codes: Int64Array) -> None:
+        """One live token died in page `codes[i]`, for each i. `codes` is ascending."""
+        first = np.empty(len(codes), np.bool_)
+        first[0] = True
+        np.not_equal(codes[1:], codes[:-1], out=first[1:])
+        starts = first.nonzero()[0]
+        pages = codes[starts]
+        counts = np.diff(starts, append=len(codes))
+        left = self.live[pages] - counts
+        self.live[pages] = left
+        self.live_tokens -= len(codes)
+        self.sealed_live -= int(codes.searchsorted(self.sealed_home))
+        if self.page_size == 1:
+            self._dead.frombytes(pages.astype(np.int32).tobytes())
+        else:
+            self._list(pages, left)
+
+    def kill_one(self, code: int) -> None:
+        """Scalar twin of `kill`: policies that evict one token per step come this way."""
+        left = int(self.live[code]) - 1
+        self.live[code] = left
+        self.live_tokens -= 1
+        if code < self.sealed_home:
+            self.sealed_live -= 1
+        if left == 0:
+            self._dead.append(code)
+        elif not self._flags[code] & _TOUCHED:
+            self._flags[code] |= _TOUCHED
+            self._touched.append(code)
+
+    def note(self, codes: IntArray) -> None:
+        """Put pages on the lists that `take_dead` and `candidates` look at, where they belong."""
+        self._list(codes, self.live[codes])
+
+    def _list(self, codes: IntArray, live: IntArray) -> None:
+        gone = live == 0
+        if gone.any():
+            self._dead.frombytes(codes[gone].astype(np.int32).tobytes())
+        flags = self._flags[codes]
+        fresh = (flags & _TOUCHED == 0) & ~gone & (live < self.page_size)
+        if fresh.any():
+            self._flags[codes[fresh]] |= _TOUCHED
+            self._touched.frombytes(codes[fresh].astype(np.int32).tobytes())
+        if len(self._touched) > 2 * self.pages_held + _SMALLEST:
+            self._compact()
+
+    @property
+    def has_dead(self) -> bool:
+        """Whether some page may be free of live tokens (sealed or not)."""
+        return len(self._dead) > 0
+
+    def take_dead(self) -> Int64Array:
+        """Remove the sealed pages without a live token; returns their page ids.
+
+        Pages not sealed yet stay listed; sources of a pending repack go with its flip.
+        """
+        codes = np.unique(np.frombuffer(self._dead, np.int32))
+        codes = codes[(self.page[codes] != _GONE) & (self.live[codes] == 0)]
+        ready = (codes < self.sealed_home) & (self._flags[codes] & _RESERVED == 0)
+        waiting = codes >= self.sealed_home
+        self._dead = array("i")
+        self._dead.frombytes(codes[waiting].tobytes())
+        return self.remove(codes[ready])
+
+    def _compact(self) -> Int32Array:
+        listed = np.unique(np.frombuffer(self._touched, np.int32))
+        held = (self.page[listed] != _GONE) & (self.live[listed] > 0)
+        codes: Int32Array = listed[held & (self._flags[listed] & _RESERVED == 0)]
+        self._touched = array("i")
+        self._touched.frombytes(codes.tobytes())
+        return codes
+
+    def candidates(self) -> Int32Array:
+        """Codes of the sealed pages with some live and some dead places: what a repack can use."""
+        codes = self._compact()
+        sealed: Int32Array = codes[codes < self.sealed_home]
+        return sealed
+
+    # -- pending repacks ------------------------------------------------------------------------
+
+    def reserve(self, codes: IntArray) -> None:
+        """`codes` are the sources of a repack: not candidates, not freed, until it is decided."""
+        self._flags[codes] = _RESERVED
+
+    def unreserve(self, codes: IntArray) -> None:
+        """The repack was given up: its sources are ordinary pages again."""
+        self._flags[codes] = 0
+        self.note(codes)
+
+    def remove(self, codes: IntArray) -> Int64Array:
+        """Stop holding `codes` (sealed); returns their page ids. Raises InvariantError if one is
+        not held, so that no page is given back twice."""
+        pages = self.page[codes].astype(np.int64)
+        if len(pages) and int(pages.min()) <= 0:
+            bad = codes[pages <= 0].tolist()
+            raise InvariantError(f"ledger codes {bad} are not held (or not read): freed twice?")
+        self.sealed_live -= (gone := int(self.live[codes].sum(dtype=np.int64)))
+        self.live_tokens -= gone
+        self.sealed_pages -= len(codes)
+        self.pages_held -= len(codes)
+        self.page[codes] = _GONE
+        self.live[codes] = 0
+        self._flags[codes] = 0
+        packed = codes[codes < 0]
+        self._free_packed.frombytes(packed.astype(np.int32).tobytes())
+        return pages
+
+    # -- views ----------------------------------------------------------------------------------
+
+    def packed_positions(self, codes: IntArray) -> Int32Array:
+        """Position of every place of packed pages, int32 [codes, page_size]; dead places keep the
+        position that was there, unused ones hold 0: ask the table whether it is still true."""
+        positions: Int32Array = self._packed_pos[~codes]
+        return positions
+
+    def held_codes(self) -> Int64Array:
+        """Every held code, packed (descending) after home. Walks all pages: checks and ends."""
+        codes = np.concatenate([np.arange(self.home_len), -np.arange(1, self._packed_len + 1)])
+        held: Int64Array = codes[self.page[codes] != _GONE]
+        return held
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether some page id was not read from the row yet."""
+        return self.home_len > 0 and self.page[self.home_len - 1] == UNREAD
+
+    def unread_codes(self) -> Int64Array:
+        """Home codes whose page id was not read yet; they are always the last ones appended."""
+        start = self.home_len
+        while start and self.page[start - 1] == UNREAD:
+            start -= 1
+        return np.arange(start, self.home_len)
+
+    def metadata_bytes(self) -> int:
+        """Bytes of every array of this ledger."""
+        arrays = (self.page, self.live, self._flags, self._packed_pos)
+        lists = (self._free_packed, self._touched, self._dead)
+        return sum(a.nbytes for a in arrays) + sum(len(x) * x.itemsize for x in lists)

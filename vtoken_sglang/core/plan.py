@@ -1,0 +1,72 @@
+"""Plain data that crosses stages: what to move (plan) and what a step did (report)."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from vtoken_sglang.core.ids import Generation, Int32Array, Int64Array, Row
+
+NEVER_REPACKED: Final = -1.0
+"""Waste after the last repack where there was none, so that the hysteresis holds nothing back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepackPlan:
+    """Move every live token of some sealed private pages of one row into fewer, new pages.
+
+    Token i of the plan (in ascending position order) goes to place i of the destinations, page
+    after page, so every destination is full except perhaps the last.
+
+    Fields:
+        row, generation, record: identity of the request when the plan was made; all three must
+            still hold at the flip.
+        positions: int32 [n], ascending, the tokens that were alive.
+        src_slots, dst_slots: int64 [n], where each token's K/V is and where it goes.
+        source_codes: int32 [s], the table's names of the pages that are emptied.
+        source_pages: int64 [s], their page ids; they return to the pool at the flip.
+        dst_pages: int64 [d], d < s, taken from the pool when the plan is made and held until the
+            copy's fence has passed.
+        limited: a limit cut the plan short; the next look need not wait for the hysteresis.
+    """
+
+    row: Row
+    generation: Generation
+    record: object
+    positions: Int32Array
+    src_slots: Int64Array
+    dst_slots: Int64Array
+    source_codes: Int32Array
+    source_pages: Int64Array
+    dst_pages: Int64Array
+    limited: bool
+
+    @property
+    def gain(self) -> int:
+        """Pages the row holds less after the flip."""
+        return len(self.source_pages) - len(self.dst_pages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What one safe point did. All counts are of this step only, except the last two.
+
+    Fields:
+        committed, dropped: plans whose flip took place / that were given up.
+        moved_tokens: tokens whose row entry was flipped to a new slot.
+        freed_dead_pages: pages given back because no token in them was alive.
+        freed_source_pages: pages given back by flips.
+        submitted, submitted_tokens, taken_pages: repacks started, their tokens, and the
+            destination pages taken from the pool for them.
+        pending: repacks in flight after this step.
+        held_pages: destination pages held after this step (pending and orphaned copies).
+    """
+
+    committed: int = 0
+    dropped: int = 0
+    moved_tokens: int = 0
+    freed_dead_pages: int = 0
+    freed_source_pages: int = 0
+    submitted: int = 0
+    submitted_tokens: int = 0
+    taken_pages: int = 0
+    pending: int = 0
+    held_pages: int = 0

@@ -1,0 +1,101 @@
+"""From tables to repack plans: asks the planner row by row, within the pool's headroom."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vtoken_sglang.core.ids import Int64Array
+from vtoken_sglang.core.plan import RepackPlan
+from vtoken_sglang.core.planner import (
+    Choice,
+    RowWaste,
+    choose_sources,
+    reachable_gain,
+    wants_repack,
+)
+from vtoken_sglang.core.pool import PagePool
+from vtoken_sglang.core.settings import ReclaimSettings
+from vtoken_sglang.core.token_table import TokenTable
+
+
+def row_waste(table: TokenTable) -> RowWaste:
+    """The table's numbers the planner decides on. Constant time."""
+    return RowWaste(
+        page_size=table.page_size,
+        sealed_pages=table.ledger.sealed_pages,
+        sealed_live=table.ledger.sealed_live,
+        repacked_waste=table.repacked_waste,
+    )
+
+
+def make_plans(
+    tables: Sequence[TokenTable],
+    pool: PagePool,
+    settings: ReclaimSettings,
+    pressure: bool,
+    reserve_pages: int,
+) -> list[RepackPlan]:
+    """Plans for the rows that are worth it; their destination pages are taken from the pool.
+
+    Rows that can return the most pages go first, and all rows together need no more than the pool
+    has free above `reserve_pages`. Nothing but the pool changes.
+    """
+    wanting: list[tuple[int, TokenTable]] = []
+    for table in tables:
+        row = row_waste(table)
+        if wants_repack(row, settings, pressure):
+            wanting.append((reachable_gain(row), table))
+    if not wanting:
+        return []
+    wanting.sort(key=lambda item: (-item[0], item[1].row))
+    headroom = pool.free_pages() - reserve_pages
+    tokens_left = settings.max_moved_tokens
+    chosen: list[tuple[TokenTable, Int64Array, Choice]] = []
+    for _, table in wanting:
+        candidates = table.ledger.candidates()
+        choice = choose_sources(
+            table.ledger.live[candidates],
+            page_size=table.page_size,
+            free_pages=headroom,
+            max_tokens=tokens_left,
+            min_gain=settings.min_gain_pages,
+        )
+        if choice is None:
+            continue
+        headroom -= choice.dst_pages
+        tokens_left -= choice.tokens
+        chosen.append((table, candidates[choice.sources].astype(np.int64), choice))
+    return _with_destinations(chosen, pool) if chosen else []
+
+
+def _with_destinations(
+    chosen: Sequence[tuple[TokenTable, Int64Array, Choice]], pool: PagePool
+) -> list[RepackPlan]:
+    """One allocation for all rows. The pool may refuse (its count was optimistic): no plans."""
+    pages = pool.allocate(sum(choice.dst_pages for _, _, choice in chosen))
+    if pages is None:
+        return []
+    pages = np.sort(pages)
+    plans: list[RepackPlan] = []
+    start = 0
+    for table, codes, choice in chosen:
+        own = pages[start : start + choice.dst_pages]
+        start += choice.dst_pages
+        size = table.page_size
+        positions, src_slots = table.live_tokens_of(codes)
+        places = own[:, None] * size + np.arange(size)
+        plans.append(
+            RepackPlan(
+                row=table.row,
+                generation=table.generation,
+                record=table.record,
+                positions=positions,
+                src_slots=src_slots,
+                dst_slots=places.ravel()[: len(positions)],
+                source_codes=codes.astype(np.int32),
+                source_pages=table.ledger.page[codes].astype(np.int64),
+                dst_pages=own,
+                limited=choice.limited,
+            )
+        )
+    return plans

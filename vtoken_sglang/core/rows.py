@@ -1,0 +1,66 @@
+"""Reads and writes of the engine's `req_to_token` rows, batched, on the caller's stream.
+
+Only the scheduler thread calls this, at the safe point between two forwards (DESIGN: rows, counts
+and ledger change together). On a CUDA device a read waits for the current stream.
+"""
+
+import numpy as np
+import torch
+
+from vtoken_sglang.core.ids import Int32Array, Int64Array, IntArray, Row
+from vtoken_sglang.errors import InvariantError
+
+
+class RequestRows:
+    """The engine's row table.
+
+    Fields:
+        tensor: int32 [num_rows, width], the engine's own tensor; 0 = dead or never used.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        if tensor.dtype != torch.int32 or tensor.dim() != 2:
+            got = f"{tensor.dtype} {tuple(tensor.shape)}"
+            raise InvariantError(f"rows: int32 [num_rows, width], got {got}")
+        self.tensor = tensor
+        self._host: Int32Array | None = tensor.numpy() if tensor.device.type == "cpu" else None
+
+    def __len__(self) -> int:
+        return self.tensor.shape[0]
+
+    @property
+    def width(self) -> int:
+        """Positions a row can hold."""
+        return self.tensor.shape[1]
+
+    def read(self, row: Row, start: int, end: int, step: int = 1) -> Int64Array:
+        """Entries [start, end) of a row, every `step`-th, as host int64."""
+        part = self.tensor[row, start:end:step]
+        host: Int64Array = part.cpu().numpy().astype(np.int64)
+        return host
+
+    def gather(self, rows: IntArray, positions: IntArray) -> Int64Array:
+        """Entries at (rows[i], positions[i]), as host int64."""
+        if self._host is not None:
+            return self._host[rows, positions].astype(np.int64)
+        where = torch.from_numpy(np.stack([rows, positions]).astype(np.int64))
+        where = where.to(self.tensor.device)
+        host: Int64Array = self.tensor[where[0], where[1]].cpu().numpy().astype(np.int64)
+        return host
+
+    def zero(self, row: Row, positions: Int64Array) -> None:
+        """Mark entries of one row dead."""
+        if self._host is not None:
+            self._host[row, positions] = 0
+        else:
+            index = torch.from_numpy(positions).to(self.tensor.device, non_blocking=True)
+            self.tensor[row].index_fill_(0, index, 0)
+
+    def write(self, rows: Int64Array, positions: Int64Array, slots: Int64Array) -> None:
+        """Set the entries at (rows[i], positions[i]) to slots[i], in one launch."""
+        if self._host is not None:
+            self._host[rows, positions] = slots
+            return
+        packed = torch.from_numpy(np.stack([rows * self.width + positions, slots]))
+        packed = packed.to(self.tensor.device, non_blocking=True)
+        self.tensor.view(-1).index_copy_(0, packed[0], packed[1].to(torch.int32))

@@ -1,0 +1,306 @@
+"""Where every token of one pruned request is: (row, pos) -> slot, and whether it is alive.
+
+    row:  | tree-owned, only ever masked | private: pages in the ledger            | open tail |
+          0                        protected_len                          open_start   logical_len
+
+The engine's row on the device is the table attention reads; this is its host mirror. A mirror of
+slots would have to be read back from the device for every new token. Instead a token's `place` is
+kept: HOME (where the engine put it: page of its position, offset pos % page_size), DEAD, or a
+place in a packed page. Only one number per page, its id, ever comes from the device.
+
+Paper names: `evict_token(s)`, `sync_new_tokens`, `apply_moves` (arXiv 2608.13263, section 4).
+
+Hook point for copy-on-write forks: a fork moves live tree-owned tokens [new_protected,
+protected_len) into packed pages and lowers `protected_len` in the same flip. Packed places already
+carry any position, and home codes are counted from `first_home`, which a fork leaves alone; what a
+fork adds is a plan whose sources are tree slots (read from the row, no source codes) and the
+lowering of `protected_len` in `apply_moves`.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from vtoken_sglang.core.faults import PositionError
+from vtoken_sglang.core.ids import (
+    BoolArray,
+    Generation,
+    Int32Array,
+    Int64Array,
+    IntArray,
+    Row,
+    page_count,
+    page_floor,
+)
+from vtoken_sglang.core.ledger import PageLedger
+from vtoken_sglang.core.plan import NEVER_REPACKED, RepackPlan
+from vtoken_sglang.errors import StalePlanError
+
+_DEAD: Final = 0
+_HOME: Final = -1
+_SCALAR_LIMIT: Final = 3
+
+
+class TokenTable:
+    """Token table of one request, alive from its first kill until it ends.
+
+    Fields:
+        row, generation, record: identity of the request (`record` is compared with `is`).
+        protected_len: positions below it are tree-owned (page multiple); never in the ledger.
+        first_home: page number (position // page_size) of the ledger's code 0.
+        logical_len: positions known; each has had a slot.
+        dead: dead positions, masked ones included; live length = logical_len - dead.
+        ledger: the private pages.
+        repacked_waste: waste of the sealed pages right after the last flip (hysteresis).
+    """
+
+    __slots__ = (
+        "_place",
+        "dead",
+        "first_home",
+        "generation",
+        "ledger",
+        "logical_len",
+        "page_size",
+        "protected_len",
+        "record",
+        "repacked_waste",
+        "row",
+    )
+
+    def __init__(
+        self,
+        *,
+        row: Row,
+        generation: Generation,
+        record: object,
+        page_size: int,
+        protected_len: int,
+        logical_len: int,
+        pages: Int64Array,
+    ) -> None:
+        """`pages`: int64, ids of the private pages in position order, the tail's included."""
+        if protected_len % page_size or not 0 <= protected_len <= logical_len:
+            rule = f"a page multiple between 0 and logical_len {logical_len}"
+            raise PositionError("protected_len", rule, protected_len)
+        private = logical_len - protected_len
+        if len(pages) != page_count(private, page_size):
+            raise PositionError("pages", f"one page per {page_size} private tokens", len(pages))
+        self.row, self.generation, self.record = row, generation, record
+        self.page_size, self.protected_len = page_size, protected_len
+        self.first_home = protected_len // page_size
+        self.logical_len = logical_len
+        self.dead = 0
+        self.repacked_waste = NEVER_REPACKED
+        self._place: Int32Array = np.zeros(logical_len + max(16, logical_len >> 3), np.int32)
+        self._place[:logical_len] = _HOME
+        self.ledger = PageLedger(page_size)
+        self.ledger.add_home(pages, private)
+
+    # -- the engine's side ----------------------------------------------------------------------
+
+    def sync_new_tokens(self, logical_len: int) -> None:
+        """Positions [self.logical_len, logical_len) were appended by the engine, all alive.
+
+        Raises PositionError if the length shrank. No device read: new pages stay UNREAD.
+        """
+        known = self.logical_len
+        if logical_len <= known:
+            if logical_len < known:
+                raise PositionError("logical_len", f"not below the known {known}", logical_len)
+            return
+        if logical_len > len(self._place):
+            grown = np.zeros(logical_len + max(16, logical_len >> 3), np.int32)
+            grown[:known] = self._place[:known]
+            self._place = grown
+        self._place[known:logical_len] = _HOME
+        self.logical_len = logical_len
+        size = self.page_size
+        room = -known % size
+        to_tail = min(room, logical_len - known)
+        if to_tail:
+            self.ledger.extend_tail(to_tail)
+        rest = logical_len - known - to_tail
+        if rest:
+            self.ledger.add_home(page_count(rest, size), rest)
+
+    def unread_positions(self) -> Int64Array:
+        """First position of every page whose id was not read yet (all still alive in the row)."""
+        return (self.ledger.unread_codes() + self.first_home) * self.page_size
+
+    def set_unread(self, slots: IntArray) -> None:
+        """Row entries at `unread_positions()`, as read from the device."""
+        codes = self.ledger.unread_codes()
+        self.ledger.page[codes] = slots // self.page_size
+
+    @property
+    def open_start(self) -> int:
+        """First position of the open tail page, the page of the last known position."""
+        return page_floor(self.logical_len - 1, self.page_size)
+
+    @property
+    def live_len(self) -> int:
+        """Tokens attention sees."""
+        return self.logical_len - self.dead
+
+    def seal(self, sealed_upto: int) -> None:
+        """Positions below `sealed_upto` are written and in full pages no forward writes."""
+        if sealed_upto > self.logical_len:
+            rule = f"at most the known length {self.logical_len}"
+            raise PositionError("sealed_upto", rule, sealed_upto)
+        self.ledger.seal(sealed_upto // self.page_size - self.first_home)
+
+    # -- kills ----------------------------------------------------------------------------------
+
+    def evict_token(self, pos: int) -> bool:
+        """Mark one token dead; False if it already was. Raises PositionError (see evict_tokens)."""
+        if not 0 <= pos < self.open_start:
+            raise PositionError("positions", f"within [0, {self.open_start})", pos)
+        place = int(self._place[pos])
+        if place == _DEAD:
+            return False
+        self._place[pos] = _DEAD
+        self.dead += 1
+        if place != _HOME:
+            self.ledger.kill_one(-(place // self.page_size))
+        elif pos >= self.protected_len:
+            self.ledger.kill_one(pos // self.page_size - self.first_home)
+        return True
+
+    def evict_tokens(self, positions: IntArray | Sequence[int]) -> Int64Array:
+        """Mark tokens dead; nothing moves. Returns the positions that were alive until now.
+
+        Positions already dead are left alone; one in the open tail page or outside the known
+        range raises PositionError and changes nothing. Below `protected_len` a kill is a mask: no
+        ledger count changes. The caller zeroes the returned entries of the row.
+        """
+        dying = np.asarray(positions, dtype=np.int64)
+        if len(dying) <= _SCALAR_LIMIT:
+            return self._evict_few(dying.tolist())
+        if not (dying[1:] > dying[:-1]).all():
+            dying = np.unique(dying)
+        if dying[0] < 0 or dying[-1] >= self.open_start:
+            bad = dying[(dying < 0) | (dying >= self.open_start)].tolist()
+            raise PositionError("positions", f"within [0, {self.open_start})", bad)
+        place = self._place[dying]
+        if not place.all():
+            alive = place != _DEAD
+            dying, place = dying[alive], place[alive]
+        self._place[dying] = _DEAD
+        self.dead += len(dying)
+        private = dying >= self.protected_len if self.protected_len else None
+        codes = self._codes(dying, place)
+        if private is not None:
+            codes = codes[private | (place != _HOME)]
+        if len(codes):
+            codes.sort()
+            self.ledger.kill(codes)
+        return dying
+
+    def _evict_few(self, positions: list[int]) -> Int64Array:
+        for pos in positions:
+            if not 0 <= pos < self.open_start:
+                raise PositionError("positions", f"within [0, {self.open_start})", pos)
+        return np.array([pos for pos in positions if self.evict_token(pos)], np.int64)
+
+    def _codes(self, positions: Int64Array, place: Int32Array) -> Int64Array:
+        """Ledger code per position (meaningless for tree-owned ones)."""
+        home = positions // self.page_size - self.first_home
+        if int(place.max(initial=_HOME)) == _HOME:
+            return home
+        codes: Int64Array = np.where(place == _HOME, home, -(place // self.page_size))
+        return codes
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def alive(self, positions: IntArray) -> BoolArray:
+        """Whether each position is alive."""
+        alive: BoolArray = self._place[positions] != _DEAD
+        return alive
+
+    def slots_of(self, positions: IntArray) -> Int64Array:
+        """Slot per private position, 0 = dead. Pages must have been read; a position that is
+        still tree-owned raises PositionError (its slot is only in the row)."""
+        at = np.asarray(positions, np.int64)
+        place = self._place[at]
+        if ((at < self.protected_len) & (place == _HOME)).any():
+            raise PositionError("positions", "private", at.tolist())
+        dead = place == _DEAD
+        codes = self._codes(at, place)
+        codes[dead] = 0
+        offset = np.where(place == _HOME, at, place) % self.page_size
+        slots: Int64Array = self.ledger.page[codes].astype(np.int64) * self.page_size + offset
+        slots[dead] = _DEAD
+        return slots
+
+    def live_tokens_of(self, codes: IntArray) -> tuple[Int32Array, Int64Array]:
+        """Live tokens in the pages `codes`: (positions int32 ascending, their slots int64)."""
+        size = self.page_size
+        offset = np.arange(size)
+        packed = codes < 0
+        positions = np.empty((len(codes), size), np.int64)
+        expected = np.empty((len(codes), size), np.int64)
+        home = codes[~packed]
+        positions[~packed] = ((home + self.first_home) * size)[:, None] + offset
+        expected[~packed] = _HOME
+        positions[packed] = self.ledger.packed_positions(codes[packed])
+        expected[packed] = (-codes[packed].astype(np.int64) * size)[:, None] + offset
+        # The open tail may end inside a page; places past the end read as dead.
+        known = np.minimum(positions, len(self._place) - 1)
+        here = (self._place[known] == expected) & (positions < self.logical_len)
+        slots = self.ledger.page[codes].astype(np.int64)[:, None] * size + offset
+        found, at = positions[here], slots[here]
+        order = np.argsort(found, kind="stable")
+        return found[order].astype(np.int32), at[order]
+
+    def tree_owned_live(self) -> int:
+        """Live tokens in tree-owned pages: seen by attention, their memory not ours."""
+        return int((self._place[: self.protected_len] == _HOME).sum())
+
+    def waste(self) -> float:
+        """F = 1 - mean(live / page_size) over all retained private pages, the tail included."""
+        places = self.ledger.pages_held * self.page_size
+        return 1.0 - self.ledger.live_tokens / places if places else 0.0
+
+    def sealed_waste(self) -> float:
+        """F over the sealed pages: the part a repack can remove. The trigger looks at this, so
+        that a half-written tail page does not count as waste."""
+        places = self.ledger.sealed_pages * self.page_size
+        return 1.0 - self.ledger.sealed_live / places if places else 0.0
+
+    # -- the flip -------------------------------------------------------------------------------
+
+    def apply_moves(self, plan: RepackPlan) -> tuple[Int64Array, Int64Array]:
+        """Flip counts, ledger and places to the plan's destinations.
+
+        A token that died after the plan was made stays dead; its place in the destination is a
+        hole. Returns (positions that moved, their new slots); the caller writes them to the row in
+        the same safe point. The source pages are no longer held. Raises StalePlanError, having
+        changed nothing, if a live token is not where the plan took it from.
+        """
+        positions = plan.positions.astype(np.int64)
+        now = self.slots_of(positions)
+        alive = now != _DEAD
+        if (now[alive] != plan.src_slots[alive]).any():
+            moved = positions[alive & (now != plan.src_slots)].tolist()
+            raise StalePlanError(f"row {self.row}: positions {moved} moved since the plan was made")
+        size, count = self.page_size, len(plan.dst_pages)
+        filled = np.zeros(count * size, np.int32)
+        filled[: len(positions)] = positions
+        live = np.zeros(count * size, np.bool_)
+        live[: len(positions)] = alive
+        self.ledger.remove(plan.source_codes)
+        per_page = live.reshape(count, size).sum(axis=1)
+        codes = self.ledger.add_packed(plan.dst_pages, per_page, filled.reshape(count, size))
+        places = (-codes * size)[:, None] + np.arange(size)
+        moved_positions = positions[alive]
+        self._place[moved_positions] = places.ravel()[: len(positions)][alive]
+        self.repacked_waste = NEVER_REPACKED if plan.limited else self.sealed_waste()
+        return moved_positions, plan.dst_slots[alive]
+
+    def metadata_bytes(self) -> int:
+        """Host bytes this request costs, objects and unused capacity included."""
+        objects = sys.getsizeof(self) + sys.getsizeof(self.ledger)
+        return objects + self._place.nbytes + self.ledger.metadata_bytes()
