@@ -58,6 +58,7 @@ class VTokenConfig:
     copy: str = _default("copy")
     repack_threshold: float = _default("repack_threshold")
     check: bool = _default("check")
+    trace: str | None = _default("trace")
 
     def __post_init__(self) -> None:
         if self.arm == "":

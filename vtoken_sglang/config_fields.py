@@ -182,6 +182,13 @@ _SPECS: Final = (
         default=False,
         help="verify every invariant at every step (slow; for tests)",
     ),
+    FlagSpec(
+        name="trace",
+        kind=str,
+        default=None,
+        optional=True,
+        help="append each eviction decision to this file, one JSON object a line",
+    ),
 )
 
 SPECS: Final[Mapping[str, FlagSpec]] = MappingProxyType({spec.name: spec for spec in _SPECS})
@@ -223,6 +230,10 @@ def _check_text(spec: FlagSpec, value: str, field: str) -> None:
         if value != NO_POLICY and value not in policy_targets():
             names = ", ".join((NO_POLICY, *policy_targets()))
             raise ConfigError(field, f"must be an installed policy ({names})", value)
+        return
+    if not spec.choices:
+        if not value:
+            raise ConfigError(field, "must not be empty", value)
         return
     rule = "must be one of " + ", ".join(spec.choices)
     if spec.name == "shared" and value in UNAVAILABLE_SHARED:

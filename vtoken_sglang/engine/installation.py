@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 from vtoken_sglang import patching
 from vtoken_sglang.engine.seams import Seam, verify_source
-from vtoken_sglang.errors import SeamError, VTokenError
+from vtoken_sglang.errors import VTokenError
 
 _verified = False
 
@@ -33,16 +31,8 @@ def refuse(error: VTokenError) -> NoReturn:
 
 def verify_installation(seams: tuple[Seam, ...]) -> None:
     """Check patches and upstream files on disk. Raises SeamError naming what is missing."""
-    root = sglang_root()
+    root = patching.package_root()
     patching.check(root)
     patched = frozenset(patching.touched_files())
     for seam in seams:
         verify_source(seam, root, patched)
-
-
-def sglang_root() -> Path:
-    """Directory of the installed `sglang` package, found without importing it."""
-    spec = importlib.util.find_spec("sglang")
-    if spec is None or not spec.submodule_search_locations:
-        raise SeamError("sglang", "package is not installed", "install the project again")
-    return Path(next(iter(spec.submodule_search_locations)))

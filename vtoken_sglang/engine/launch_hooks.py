@@ -81,7 +81,7 @@ def forward_attestation(info: dict[str, Any], controller: Any) -> dict[str, Any]
     return info
 
 
-def validate_request(tokenized: Any, _manager: Any, *_args: Any, **_kwargs: Any) -> None:
+def validate_request(tokenized: Any, manager: Any, *_args: Any, **_kwargs: Any) -> None:
     """AFTER `TokenizerManager._create_tokenized_object`: refuse malformed per-request options.
 
     Raises ConfigError (a ValueError), which SGLang's HTTP layer turns into status 400.
@@ -92,5 +92,9 @@ def validate_request(tokenized: Any, _manager: Any, *_args: Any, **_kwargs: Any)
         return
     from vtoken_sglang.engine.compat import refuse_request
 
-    options = RequestOptions.resolve(config, (parameters.custom_params or {}).get("vtoken"))
+    options = RequestOptions.resolve(
+        config,
+        (parameters.custom_params or {}).get("vtoken"),
+        page_size=_resolved_page_size(manager.server_args),
+    )
     refuse_request(options, tokenized.return_logprob, tokenized.logprob_start_len)
