@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -244,3 +247,54 @@ def test_a_missing_attribute_is_an_error_not_a_pass(attribute: str) -> None:
     delattr(runner, attribute)
     with pytest.raises(SeamError, match=attribute):
         compat.refuse_model_runner(runner)
+
+
+@pytest.fixture
+def server_args(tmp_path: Path) -> Iterator[Any]:
+    """A resolved ServerArgs of a plain model, as a scheduler holds it."""
+    from sglang.srt.server_args import ServerArgs
+
+    before = dict(os.environ)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "vocab_size": 32}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": LAYERS}
+    kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    (tmp_path / "config.json").write_text(json.dumps(kind | shape | heads))
+    made = ServerArgs(model_path=str(tmp_path), device="cpu", attention_backend="torch_native")
+    made.resolve_once()
+    yield made
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def _scheduler(server_args: Any, **changes: Any) -> SimpleNamespace:
+    parts = {
+        "server_args": server_args,
+        "tp_worker": SimpleNamespace(model_runner=_runner()),
+        "tree_cache": _unified_tree(),
+    }
+    return SimpleNamespace(**(parts | changes))
+
+
+def test_plain_scheduler_passes(server_args: Any) -> None:
+    compat.refuse_runtime(_scheduler(server_args))
+
+
+def test_every_part_of_a_scheduler_is_looked_at(server_args: Any) -> None:
+    from sglang.srt.arg_groups.overrides import declare_resolution
+
+    scheduler = _scheduler(server_args, tree_cache=object())
+    runner = scheduler.tp_worker.model_runner
+    runner.req_to_token_pool = object()
+    runner.model[0].logit_cap = 50.0
+    runner.decode_attention_backend_str = "triton"
+    declare_resolution(server_args, "test", pp_size=2)
+    with pytest.raises(UnsupportedModesError) as caught:
+        compat.refuse_runtime(scheduler)
+    assert _names(caught.value.hits) == [
+        "pipeline-parallel",
+        "runtime-row-table",
+        "layer-logit-cap",
+        "runtime-backend",
+        "runtime-prefix-cache",
+    ]
+    assert len(str(caught.value).splitlines()) == 5
