@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
-from vtoken_sglang import __version__, patching
+from vtoken_sglang import __version__
 from vtoken_sglang.config import VTokenConfig
+from vtoken_sglang.patching import series_hash
 
 ATTESTATION_KEY = "vtoken"
 
@@ -15,5 +16,5 @@ def expected_attestation(config: VTokenConfig) -> dict[str, str]:
     return {
         "version": __version__,
         "config": hashlib.sha256(config.to_json().encode()).hexdigest(),
-        "patches": patching.series_hash(),
+        "patches": series_hash(),
     }

@@ -16,11 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from vtoken_sglang.config import RequestOptions, VTokenConfig
 from vtoken_sglang.core.copy_engine import SyncCopyEngine, ThreadCopyEngine
-from vtoken_sglang.core.reclaimer import Reclaimer, ReclaimSettings
+from vtoken_sglang.core.ids import Generation, Row
+from vtoken_sglang.core.reclaimer import Reclaimer
+from vtoken_sglang.core.settings import ReclaimSettings
+from vtoken_sglang.core.token_table import TokenTable
 from vtoken_sglang.engine.page_pool import AllocatorPagePool
 from vtoken_sglang.engine.statistics import Statistics
 from vtoken_sglang.errors import InvariantError
@@ -36,12 +40,14 @@ class PrunedRequest:
     """Policy state of one request that may be pruned.
 
     Fields:
+        record: SGLang's `ReqKvInfo` of the request, its identity.
         options: what holds for this request.
         last_len: logical length at the last look for victims; 0 before the first, and again after
             a retraction, which forgets every kill.
         released: its row went back to SGLang; nothing of it may be freed again.
     """
 
+    record: Any
     options: RequestOptions
     last_len: int = 0
     released: bool = False
@@ -67,21 +73,25 @@ class Runtime:
             settings=ReclaimSettings(
                 threshold=config.repack_threshold, reclaim=config.reclaims, check=config.check
             ),
+            identity=self._identity,
         )
         self._requests: dict[int, PrunedRequest] = {}  # by row; dropped with the row
         self.statistics = Statistics()
+        if config.trace is not None:
+            self.statistics.trace = open(config.trace, "a", encoding="utf-8")  # noqa: SIM115
 
     # -- the safe point -----------------------------------------------------------------------
 
     def safe_point(self, running_batch: Any, last_batch: Any) -> None:
         """Prune what is due, then reclaim. Call before SGLang merges, stashes or allocates."""
         tabled: list[Any] = []
-        sealed: dict[int, int] = {}
+        sealed: dict[Row, int] = {}
         for request, sealed_len in self._prunable(running_batch, last_batch):
-            self._prune_if_due(request, sealed_len)
-            row = request.kv.req_pool_idx
+            row = Row(request.kv.req_pool_idx)
             if self._reclaimer.table(row) is not None:
                 self._reclaimer.sync_new_tokens(row, request.kv.kv_allocated_len)
+            self._prune_if_due(request, sealed_len)
+            if self._reclaimer.table(row) is not None:
                 sealed[row] = sealed_len
                 tabled.append(request)
         if not sealed and not self._reclaimer.held_pages():
@@ -121,16 +131,10 @@ class Runtime:
         if not due(state.options, state.last_len, kv.kv_committed_len):
             return
         state.last_len = kv.kv_committed_len
-        row = kv.req_pool_idx
-        table = self._reclaimer.table(row)
-        if table is None:
-            live = np.arange(kv.kv_committed_len, dtype=np.int64)
-        else:
-            self._reclaimer.sync_new_tokens(row, kv.kv_allocated_len)
-            live = table.live_positions()
+        table = self._reclaimer.table(Row(kv.req_pool_idx))
         victims = choose_victims(
             load_policy(state.options.policy),
-            live_positions=live,
+            live_positions=_live_positions(table, kv.kv_committed_len),
             logical_len=kv.kv_committed_len,
             options=state.options,
             eligible_below=sealed_len,
@@ -142,11 +146,11 @@ class Runtime:
 
     def _kill(self, request: Any, victims: NDArray[np.int64]) -> None:
         kv = request.kv
-        row = kv.req_pool_idx
+        row = Row(kv.req_pool_idx)
         if self._reclaimer.table(row) is None:
             self._reclaimer.open(
                 row,
-                int(self._rows.req_generation[row]),
+                Generation(int(self._rows.req_generation[row])),
                 kv,
                 kv.cache_protected_len,
                 kv.kv_allocated_len,
@@ -167,7 +171,9 @@ class Runtime:
 
     def owns(self, kv: Any) -> bool:
         """True when the ledger, not the row, says what this record's pages are."""
-        table = self._reclaimer.table(kv.req_pool_idx)
+        if kv.req_pool_idx is None:
+            return False
+        table = self._reclaimer.table(Row(kv.req_pool_idx))
         if table is not None and table.record is kv:
             return True
         state = self._requests.get(kv.req_pool_idx)
@@ -178,22 +184,17 @@ class Runtime:
         state = self._requests[kv.req_pool_idx]
         if state.released:
             return
-        row = kv.req_pool_idx
+        row = Row(kv.req_pool_idx)
         self._reclaimer.sync_new_tokens(row, kv.kv_allocated_len)
         pages = self._reclaimer.close(row)
         state.released = True
-        if pages.size:
-            # Inside SGLang's free group: hand over ids, do not touch the free lists.
-            import torch
-
-            ids = torch.from_numpy(pages).to(self._allocator.device)
-            self._allocator.free_page_ids(ids)
+        # Often inside SGLang's free group, which keeps the ids until it ends.
+        self._allocator.free_page_ids(torch.from_numpy(pages).to(self._allocator.device))
         kv.kv_reclaimed_tokens = self._allocated(kv) - kv.cache_protected_len
 
     def forget_row(self, row: int) -> None:
         """The row went back to the pool (finish, abort or retraction): forget all kills."""
-        table = self._reclaimer.table(row)
-        if table is not None:
+        if self._reclaimer.table(Row(row)) is not None:
             raise InvariantError(f"row {row} was freed while its ledger still holds pages")
         self._requests.pop(row, None)
 
@@ -204,7 +205,8 @@ class Runtime:
 
     def orphaned_tokens(self) -> int:
         """Tokens in destinations of copies whose request has ended (they are in no record)."""
-        return self._reclaimer.orphaned_pages() * self._page_size
+        orphaned = sum(len(pages) for pages, _ in self._reclaimer.copies.orphans)
+        return orphaned * self._page_size
 
     # -- checks and numbers ---------------------------------------------------------------------
 
@@ -216,32 +218,38 @@ class Runtime:
 
     def assert_idle(self) -> None:
         """Raise InvariantError if anything of a request is left when the server is idle."""
-        leftovers = self._reclaimer.open_tables() + self._reclaimer.held_pages()
-        if leftovers or self._requests:
+        held = self._reclaimer.held_pages()
+        if held or self._requests:
             rows = sorted(self._requests)
-            raise InvariantError(
-                f"idle, but {self._reclaimer.open_tables()} tables, "
-                f"{self._reclaimer.held_pages()} held pages and state of rows {rows} are left"
-            )
+            raise InvariantError(f"idle, but {held} held pages and state of rows {rows} are left")
         self.assert_healthy()
 
     def describe(self) -> dict[str, Any]:
         """Counters and gauges for `/server_info`."""
+        tables = [t for t in map(self._table_of, self._requests) if t is not None]
         return {
             **self.statistics.as_dict(),
-            "tables": self._reclaimer.open_tables(),
+            "pruned_rows": len(tables),
             "held_pages": self._reclaimer.held_pages(),
-            "retained_pages": self._reclaimer.retained_pages(),
-            "live_private_tokens": self._reclaimer.live_private_tokens(),
+            "retained_pages": sum(t.ledger.pages_held for t in tables),
+            "live_private_tokens": sum(t.live_len - t.tree_owned_live() for t in tables),
         }
 
     # -- helpers --------------------------------------------------------------------------------
+
+    def _identity(self, row: Row) -> tuple[Generation, object]:
+        state = self._requests.get(row)
+        record = None if state is None else state.record
+        return Generation(int(self._rows.req_generation[row])), record
+
+    def _table_of(self, row: int) -> TokenTable | None:
+        return self._reclaimer.table(Row(row))
 
     def _options_of(self, request: Any) -> PrunedRequest:
         row = request.kv.req_pool_idx
         state = self._requests.get(row)
         if state is None:
-            state = self._requests[row] = PrunedRequest(self._resolve(request))
+            state = self._requests[row] = PrunedRequest(request.kv, self._resolve(request))
         return state
 
     def _resolve(self, request: Any) -> RequestOptions:
@@ -249,7 +257,7 @@ class Runtime:
         return RequestOptions.resolve(self._config, custom.get("vtoken"))
 
     def _account(self, kv: Any) -> None:
-        held = self._reclaimer.private_pages(kv.req_pool_idx) * self._page_size
+        held = self._reclaimer.private_pages(Row(kv.req_pool_idx)) * self._page_size
         kv.kv_reclaimed_tokens = self._allocated(kv) - kv.cache_protected_len - held
 
     def _allocated(self, kv: Any) -> int:
@@ -270,3 +278,8 @@ def _requests_of(*batches: Any) -> Iterable[Any]:
         for request in batch.reqs if batch is not None else ():
             seen.setdefault(id(request), request)
     return seen.values()
+
+
+def _live_positions(table: TokenTable | None, logical_len: int) -> NDArray[np.int64]:
+    positions = np.arange(logical_len, dtype=np.int64)
+    return positions if table is None else positions[table.alive(positions)]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, fields
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
 from numpy.typing import NDArray
+
+from vtoken_sglang.core.plan import StepReport
 
 
 @dataclass(slots=True)
@@ -18,6 +20,7 @@ class Statistics:
         pruned_requests: requests that lost at least one token.
         killed_tokens: tokens marked dead, tree-owned ones included.
         freed_pages: pages given back early, with or without a copy.
+        taken_pages: destination pages taken by repacks.
         moved_tokens: tokens copied by committed repacks.
         repacks: committed plans. dropped_plans: plans given up (stale, ended, torn).
         trace: where each decision is written as one JSON line; None for no trace.
@@ -26,6 +29,7 @@ class Statistics:
     pruned_requests: int = 0
     killed_tokens: int = 0
     freed_pages: int = 0
+    taken_pages: int = 0
     moved_tokens: int = 0
     repacks: int = 0
     dropped_plans: int = 0
@@ -40,12 +44,13 @@ class Statistics:
             self.trace.write(json.dumps(line) + "\n")
             self.trace.flush()
 
-    def add_step(self, report: Any) -> None:
-        """Add one `core.reclaimer.StepReport`."""
-        self.freed_pages += report.freed_pages
+    def add_step(self, report: StepReport) -> None:
+        """Add what one safe point did."""
+        self.freed_pages += report.freed_dead_pages + report.freed_source_pages
+        self.taken_pages += report.taken_pages
         self.moved_tokens += report.moved_tokens
-        self.repacks += report.committed_plans
-        self.dropped_plans += report.dropped_plans
+        self.repacks += report.committed
+        self.dropped_plans += report.dropped
 
     def as_dict(self) -> dict[str, int]:
         """The counters by name."""
