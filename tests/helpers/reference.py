@@ -93,6 +93,17 @@ class Reference:
                 fed, cache, start = [tokens[-1]], answer.past_key_values, end
         return Continuation(tokens, logprobs, margins)
 
+    def best_continuation(self, prompt: Sequence[int], tokens: Sequence[int]) -> Continuation:
+        """Say in one pass what greedy decoding picks at each step of `tokens` after `prompt`.
+
+        Step i is computed after tokens[:i], whatever those are: `tokens` is the greedy
+        continuation exactly when it equals the returned tokens. Many times faster than `greedy`.
+        """
+        rows = self.forward([*prompt, *tokens[:-1]])[len(prompt) - 1 :]
+        best = rows.topk(2, dim=-1)
+        gaps = best.values[:, 0] - best.values[:, 1]
+        return Continuation(best.indices[:, 0].tolist(), best.values[:, 0].tolist(), gaps.tolist())
+
     def forward(self, ids: Sequence[int], visible: torch.Tensor | None = None) -> torch.Tensor:
         """Return log-probabilities after each position in one pass, float32 [len(ids), vocabulary].
 

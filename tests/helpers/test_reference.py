@@ -41,6 +41,20 @@ def test_stepwise_greedy_equals_transformers_generate(tiny: Reference) -> None:
     assert tiny.greedy(PROMPT, COUNT).tokens == generated[0, len(PROMPT) :].tolist()
 
 
+def test_the_best_continuation_of_greedy_tokens_is_themselves(tiny: Reference) -> None:
+    stepwise = tiny.greedy(PROMPT, COUNT)
+    best = tiny.best_continuation(PROMPT, stepwise.tokens)
+    assert best.tokens == stepwise.tokens
+    torch.testing.assert_close(best.logprobs, stepwise.logprobs, rtol=0, atol=2e-5)
+    torch.testing.assert_close(best.margins, stepwise.margins, rtol=0, atol=4e-5)
+
+
+def test_the_best_continuation_shows_a_wrong_token(tiny: Reference) -> None:
+    tokens = tiny.greedy(PROMPT, COUNT).tokens
+    wrong = [*tokens[:2], (tokens[2] + 1) % 64, *tokens[3:]]
+    assert tiny.best_continuation(PROMPT, wrong).tokens[:3] == tokens[:3]
+
+
 @pytest.mark.parametrize(
     "kills",
     [None, {len(PROMPT): [0, 3]}, {4: [1], 9: [2, 7], 12: [8]}],
