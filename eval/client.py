@@ -121,7 +121,7 @@ class LoadClient:
             try:
                 done = await asyncio.gather(
                     *(
-                        self._lane(http, begin, number, lane, workload.out_tokens, on_request)
+                        self._lane(http, begin, number, lane, on_request)
                         for number, lane in enumerate(lanes)
                     )
                 )
@@ -138,7 +138,6 @@ class LoadClient:
         begin: float,
         number: int,
         sessions: Sequence[Session],
-        out_tokens: int,
         on_request: Callable[[], None],
     ) -> list[RequestRecord]:
         await asyncio.sleep(number * LANE_OFFSET_S)
@@ -146,7 +145,7 @@ class LoadClient:
         for session in sessions:
             prompt = list(session.first_prompt)
             for turn in range(session.turns):
-                record = await send(http, begin, session.session, turn, prompt, out_tokens)
+                record = await send(http, begin, session, turn, prompt)
                 records.append(record)
                 on_request()
                 if record.error:
@@ -159,12 +158,12 @@ class LoadClient:
 async def send(
     http: aiohttp.ClientSession,
     begin: float,
-    session: int,
+    session: Session,
     turn: int,
     prompt: Sequence[int],
-    out_tokens: int,
 ) -> RequestRecord:
-    """Stream one greedy answer of exactly `out_tokens` tokens and record its times."""
+    """Stream one greedy answer of exactly the planned length and record its times."""
+    out_tokens = session.answer_tokens[turn]
     body = {
         "input_ids": list(prompt),
         "sampling_params": {"max_new_tokens": out_tokens, "temperature": 0, "ignore_eos": True},
@@ -190,7 +189,7 @@ async def send(
     if not error and len(output_ids) != out_tokens:
         error = f"{len(output_ids)} tokens came back, {out_tokens} were asked for"
     return RequestRecord(
-        session=session,
+        session=session.session,
         turn=turn,
         prompt_hash=hash_ids(prompt),
         prompt_tokens=len(prompt),

@@ -29,7 +29,8 @@ class EvalConfig:
         conversations, turns: sessions and user turns of each.
         concurrency: sessions in flight; a session's next turn waits for its answer.
         system_tokens, user_tokens: length of the shared prefix; longest user turn kept.
-        out_tokens: exact length of every answer, end-of-text ignored.
+        out_tokens: mean length of the answers; each has its own exact length (see the
+            workload), end-of-text ignored.
         seed: choice and order of conversations.
         device: "auto", "cpu" or "cuda"; dtype: "auto" is float32 on a CPU, bfloat16 elsewhere.
         server_args: extra engine flags, the same for every arm.
@@ -106,13 +107,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     # Sized to end inside ten minutes on two cores: nine server starts and nine short runs.
     "quick": {
         "repeats": 3,
-        "pool": 8192,
-        "conversations": 8,
+        "pool": 4096,
+        "conversations": 6,
         "turns": 4,
-        "concurrency": 4,
-        "system_tokens": 384,
-        "user_tokens": 64,
-        "out_tokens": 32,
+        "concurrency": 3,
+        "system_tokens": 256,
+        "user_tokens": 48,
+        "out_tokens": 24,
     },
 }
 

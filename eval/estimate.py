@@ -15,7 +15,7 @@ from .config import EvalConfig
 from .workload import Workload
 
 STARTUP_S = {"cpu": 32.0, "cuda": 60.0}
-STOP_S = 3.0
+STOP_S = 4.0
 STEP_OVERHEAD_S = 0.02  # scheduler, tokenizer and detokenizer processes, per decode step
 EFFICIENCY = 0.5  # share of the probe's rate that a whole model reaches
 
@@ -89,7 +89,7 @@ def estimate(
         arithmetic, bandwidth = rates or cpu_rates()
         parameters = weight_bytes / 2
         prefill_s = 2 * parameters * workload.new_prompt_tokens() / (arithmetic * EFFICIENCY)
-        steps = workload.requests * workload.out_tokens / min(config.concurrency, workload.lanes)
+        steps = workload.output_tokens() / workload.lanes
         decode_s = steps * (4 * parameters / (bandwidth * EFFICIENCY) + STEP_OVERHEAD_S)
         run_s = prefill_s + decode_s
     return Estimate(

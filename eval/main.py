@@ -50,7 +50,7 @@ def _add_run_flags(command: argparse.ArgumentParser) -> None:
         ("concurrency", "sessions in flight"),
         ("system-tokens", "length of the shared system prompt"),
         ("user-tokens", "longest user turn kept"),
-        ("out-tokens", "exact length of every answer"),
+        ("out-tokens", "mean length of an answer"),
         ("seed", "choice and order of conversations"),
         ("port", "server port, 0 for any free one"),
     ):
@@ -189,8 +189,8 @@ def plan_text(prepared: Any) -> str:
     )
     lines = [
         f"{workload.name}: {workload.requests} requests in {len(workload.sessions)} sessions of "
-        f"{config.turns} turns, {config.concurrency} in flight, {workload.out_tokens} tokens each; "
-        f"shared system prompt {workload.facts['system_prompt_tokens']} tokens",
+        f"{config.turns} turns, {config.concurrency} in flight, {workload.output_tokens()} tokens "
+        f"to generate; shared system prompt {workload.facts['system_prompt_tokens']} tokens",
         f"data: {dataset.name}, {len(dataset.conversations)} conversations{repaired}",
         f"pool {config.pool} tokens, page size {config.page_size}, {config.device}, {config.dtype}",
     ]

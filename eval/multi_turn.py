@@ -2,7 +2,9 @@
 
 User turns are the dataset's; answers are what the server generates. The system prompt is made of
 long answers found elsewhere in the same dataset, so it is real text too. Everything follows from
-the seed. Session i runs on lane i modulo `concurrency`, its turns one after the other.
+the seed. Session i runs on lane i modulo `concurrency`, its turns one after the other. Answer
+lengths are drawn between half and one and a half times `out_tokens`, so that lanes do not fall
+into step; they are the same in every arm.
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ def build(config: EvalConfig, dataset: Dataset, tokenizer: ChatTokenizer) -> Wor
     used = {id(entry) for entry in chosen}
     system = system_prompt([entry for entry in order if id(entry) not in used], config, tokenizer)
     sessions = tuple(
-        _session(index, entry, system, config, tokenizer) for index, entry in enumerate(chosen)
+        _session(index, entry, system, config, tokenizer, generator)
+        for index, entry in enumerate(chosen)
     )
-    prompts = [session.prompt_lengths(config.out_tokens) for session in sessions]
+    prompts = [session.prompt_lengths() for session in sessions]
     return Workload(
         name="multi_turn",
         sessions=sessions,
-        out_tokens=config.out_tokens,
         facts={
             "system_prompt_tokens": len(tokenizer.encode(system)),
             "mean_first_prompt_tokens": round(sum(p[0] for p in prompts) / len(prompts), 1),
@@ -83,7 +85,9 @@ def _session(
     system: str,
     config: EvalConfig,
     tokenizer: ChatTokenizer,
+    generator: random.Random,
 ) -> Session:
+    shortest, longest = answer_range(config.out_tokens)
     turns = [
         clip_tokens(tokenizer, text, config.user_tokens)
         for text in entry.user_turns[: config.turns]
@@ -93,4 +97,10 @@ def _session(
         lane=index % config.concurrency,
         first_prompt=tuple(first_prompt(tokenizer, system, turns[0])),
         later_turns=tuple(tuple(next_turn(tokenizer, system, text)) for text in turns[1:]),
+        answer_tokens=tuple(generator.randint(shortest, longest) for _ in turns),
     )
+
+
+def answer_range(out_tokens: int) -> tuple[int, int]:
+    """Shortest and longest answer; their mean is `out_tokens`."""
+    return out_tokens - out_tokens // 2, out_tokens + out_tokens // 2

@@ -53,10 +53,15 @@ def parse_gauges(page: str) -> dict[str, float]:
 
 
 class PoolSampler:
-    """Reads the gauges at a fixed interval until it is cancelled."""
+    """Reads the gauges at a fixed interval until it is cancelled.
+
+    The gauges keep their last values from before the run until the server next reports, so
+    samples count only from the first change on.
+    """
 
     def __init__(self, http: aiohttp.ClientSession, begin: float, interval: float) -> None:
         self._http, self._begin, self._interval = http, begin, interval
+        self._stale: dict[str, float] | None = None
         self.samples: list[PoolSample] = []
 
     async def run(self) -> None:
@@ -65,8 +70,12 @@ class PoolSampler:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
                 async with self._http.get("/metrics/") as answer:
                     page = await answer.text()
-                gauges = parse_gauges(page)
-                if gauges:
-                    now = time.perf_counter() - self._begin
-                    self.samples.append(PoolSample(at_s=now, **gauges))
+                self.add(time.perf_counter() - self._begin, parse_gauges(page))
             await asyncio.sleep(self._interval)
+
+    def add(self, at_s: float, gauges: dict[str, float]) -> None:
+        """Keep a look at the gauges unless nothing has changed since the first one."""
+        if self._stale is None:
+            self._stale = gauges
+        if self.samples or gauges != self._stale:
+            self.samples.append(PoolSample(at_s=at_s, **gauges))

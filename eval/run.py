@@ -85,8 +85,14 @@ def server_environment(config: EvalConfig) -> dict[str, str]:
 def warm_up_workload(workload: Workload) -> Workload:
     """One short session of two turns whose ids occur in no measured prompt's beginning."""
     first = tuple(reversed(workload.sessions[0].first_prompt))
-    session = Session(session=0, lane=0, first_prompt=first, later_turns=(first[:16],))
-    return Workload(name="warm-up", sessions=(session,), out_tokens=WARM_UP_TOKENS)
+    session = Session(
+        session=0,
+        lane=0,
+        first_prompt=first,
+        later_turns=(first[:16],),
+        answer_tokens=(WARM_UP_TOKENS, WARM_UP_TOKENS),
+    )
+    return Workload(name="warm-up", sessions=(session,))
 
 
 def flush_cache(base_url: str) -> None:

@@ -151,7 +151,7 @@ class ServerProcess:
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
-                process.terminate()
+                process.send_signal(signal.SIGINT)  # SGLang ends sooner than on SIGTERM
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_GRACE_S)
             # The leader's children may outlive it; the group id stays theirs.

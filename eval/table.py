@@ -46,7 +46,7 @@ def result_table(result: Mapping[str, Any]) -> str:
     rows = [["arm", *(label for _, label, _ in COLUMNS)]]
     for arm, figures in result["summary"].items():
         rows.append([arm, *(number(figures[path]["median"] * by) for path, _, by in COLUMNS)])
-    parts = [f"median of {repeats} repeats", aligned(rows)]
+    parts = ["one repeat" if repeats == 1 else f"median of {repeats} repeats", aligned(rows)]
     if result["comparisons"]:
         rows = [["ratio, median [min, max]", *(FIGURES[path][0] for path in RATIO_COLUMNS)]]
         for entry in result["comparisons"]:

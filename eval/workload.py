@@ -21,27 +21,34 @@ class Session:
         lane: which of the `concurrency` closed loops runs it.
         first_prompt: token ids of the opening prompt.
         later_turns: per further turn, the token ids appended after the previous answer.
+        answer_tokens: exact length of every answer, one per turn.
     """
 
     session: int
     lane: int
     first_prompt: tuple[int, ...]
     later_turns: tuple[tuple[int, ...], ...]
+    answer_tokens: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.answer_tokens) != self.turns:
+            rule = f"must have one length per turn ({self.turns})"
+            raise ConfigError("answer_tokens", rule, len(self.answer_tokens))
 
     @property
     def turns(self) -> int:
         return 1 + len(self.later_turns)
 
-    def prompt_lengths(self, out_tokens: int) -> list[int]:
-        """Prompt length of every turn when each answer has exactly `out_tokens` tokens."""
+    def prompt_lengths(self) -> list[int]:
+        """Prompt length of every turn."""
         lengths = [len(self.first_prompt)]
-        for turn in self.later_turns:
-            lengths.append(lengths[-1] + out_tokens + len(turn))
+        for answer, turn in zip(self.answer_tokens, self.later_turns, strict=False):
+            lengths.append(lengths[-1] + answer + len(turn))
         return lengths
 
-    def total_tokens(self, out_tokens: int) -> int:
+    def total_tokens(self) -> int:
         """Logical length of the session when its last answer is complete."""
-        return self.prompt_lengths(out_tokens)[-1] + out_tokens
+        return self.prompt_lengths()[-1] + self.answer_tokens[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +57,6 @@ class Workload:
 
     name: str
     sessions: tuple[Session, ...]
-    out_tokens: int
     facts: dict[str, int | float | str] = field(default_factory=dict)
 
     @property
@@ -63,7 +69,11 @@ class Workload:
 
     def longest(self) -> int:
         """Tokens of the longest session, its last answer included."""
-        return max(session.total_tokens(self.out_tokens) for session in self.sessions)
+        return max(session.total_tokens() for session in self.sessions)
+
+    def output_tokens(self) -> int:
+        """Tokens of all answers together."""
+        return sum(sum(session.answer_tokens) for session in self.sessions)
 
     def new_prompt_tokens(self) -> int:
         """Prompt tokens that no earlier request of the same session had (upper bound of prefill
@@ -74,10 +84,11 @@ class Workload:
         )
 
     def fingerprint(self) -> str:
-        """sha256 over every token id and every lane: equal means the same requests."""
-        digest = hashlib.sha256(f"{self.name}/{self.out_tokens}".encode())
+        """sha256 over every token id, answer length and lane: equal means the same requests."""
+        digest = hashlib.sha256(self.name.encode())
         for session in self.sessions:
-            digest.update(repr((session.lane, session.first_prompt, session.later_turns)).encode())
+            parts = (session.lane, session.first_prompt, session.later_turns, session.answer_tokens)
+            digest.update(repr(parts).encode())
         return digest.hexdigest()
 
 
