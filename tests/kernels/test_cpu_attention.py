@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from tests.kernels.attention_reference import Pool, Shape, dense_attention, kill_random, make_pool
 from vtoken_sglang.core.slot_map import build_slot_map
-from vtoken_sglang.kernels.cpu_attention import decode_attention, extend_attention, plan_attention
+from vtoken_sglang.kernels.cpu_attention import AttentionPlan, decode_attention, extend_attention
 from vtoken_sglang.kernels.cpu_scratch import Scratch
 
+torch.set_num_threads(1)  # the machine may be busy, and idle OpenMP threads spin
 SCALING = 0.3
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 SHAPES = (
@@ -29,9 +30,9 @@ def run_extend(
     slot_map = build_slot_map(
         pool.rows, torch.tensor(row_ids), torch.tensor(spans), torch.tensor(own_lens), mode="live"
     )
-    plan = plan_attention(slot_map.packed, slot_map.own_lens)
+    plan = AttentionPlan(slot_map.packed, slot_map.own_lens, Scratch())
     out = torch.full((*q.shape[:2], pool.v.shape[2]), torch.nan, dtype=q.dtype)
-    extend_attention(q, pool.k, pool.v, plan, SCALING, out, Scratch())
+    extend_attention(q, pool.k, pool.v, plan, SCALING, out)
     return out
 
 
@@ -43,9 +44,9 @@ def run_decode(
     scratch: Scratch | None = None,
 ) -> torch.Tensor:
     slot_map = build_slot_map(pool.rows, torch.tensor(row_ids), torch.tensor(spans), mode="live")
-    plan = plan_attention(slot_map.packed, slot_map.own_lens)
+    plan = AttentionPlan(slot_map.packed, slot_map.own_lens, scratch or Scratch())
     out = torch.full((*q.shape[:2], pool.v.shape[2]), torch.nan, dtype=q.dtype)
-    decode_attention(q, pool.k, pool.v, plan, SCALING, out, scratch or Scratch())
+    decode_attention(q, pool.k, pool.v, plan, SCALING, out)
     return out
 
 

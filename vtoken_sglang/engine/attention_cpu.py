@@ -21,7 +21,6 @@ from vtoken_sglang.kernels.cpu_attention import (
     AttentionPlan,
     decode_attention,
     extend_attention,
-    plan_attention,
 )
 from vtoken_sglang.kernels.cpu_scratch import Scratch
 
@@ -69,7 +68,7 @@ class VTokenTorchAttnBackend(TorchNativeAttnBackend):
             own_lens,
             mode=self.mode,
         )
-        self._plan = plan_attention(slot_map.packed, slot_map.own_lens)
+        self._plan = AttentionPlan(slot_map.packed, slot_map.own_lens, self._scratch)
 
     def forward_extend(
         self,
@@ -84,7 +83,7 @@ class VTokenTorchAttnBackend(TorchNativeAttnBackend):
         """Write this forward's K/V, then attend from its own tokens only."""
         plan = self._require_plan(layer)
         out = self._store_and_allocate(q, k, v, layer, forward_batch, save_kv_cache)
-        extend_attention(*self._operands(q, layer), plan, layer.scaling, out, self._scratch)
+        extend_attention(*self._operands(q, layer), plan, layer.scaling, out)
         return out.view(out.shape[0], -1)
 
     def forward_decode(
@@ -100,7 +99,7 @@ class VTokenTorchAttnBackend(TorchNativeAttnBackend):
         """Write the new token's K/V, then attend from it."""
         plan = self._require_plan(layer)
         out = self._store_and_allocate(q, k, v, layer, forward_batch, save_kv_cache)
-        decode_attention(*self._operands(q, layer), plan, layer.scaling, out, self._scratch)
+        decode_attention(*self._operands(q, layer), plan, layer.scaling, out)
         return out.view(out.shape[0], -1)
 
     def _require_plan(self, layer: RadixAttention) -> AttentionPlan:
