@@ -17,8 +17,8 @@ Run = Mapping[str, Any]
 
 # dotted path in a summary -> (label, unit, whether more is better; None: neither)
 FIGURES: dict[str, tuple[str, str, bool | None]] = {
-    "request_throughput": ("requests", "1/s", True),
-    "output_tokens_per_s": ("output tokens", "1/s", True),
+    "request_throughput": ("request throughput", "requests/s", True),
+    "output_tokens_per_s": ("output throughput", "tokens/s", True),
     "ttft.p50": ("time to first token, p50", "s", False),
     "ttft.p95": ("time to first token, p95", "s", False),
     "itl.p50": ("inter-token latency, p50", "s", False),
@@ -26,7 +26,7 @@ FIGURES: dict[str, tuple[str, str, bool | None]] = {
     "e2e.p50": ("request latency, p50", "s", False),
     "e2e.p95": ("request latency, p95", "s", False),
     "e2e.p99": ("request latency, p99", "s", False),
-    "server_cpu_ms_per_token": ("server CPU time per output token", "ms", False),
+    "server_cpu_ms_per_token": ("server CPU per output token", "ms", False),
     "cached_share": ("prompt tokens served from cache", "share", None),
     "peak_used_tokens": ("pool tokens held by requests, peak", "tokens", None),
     "retractions": ("retractions", "", None),
@@ -46,14 +46,16 @@ def arm_names(runs: Sequence[Run]) -> list[str]:
 
 
 def summarize_arms(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, float]]]:
-    """Per arm and figure: median and spread over repeats."""
-    return {
-        arm: {
-            path: spread([figure_at(run["summary"], path) for run in runs_of(runs, arm).values()])
-            for path in FIGURES
-        }
-        for arm in arm_names(runs)
-    }
+    """Per arm and figure: median and spread over repeats. A figure without a value is left out."""
+    arms: dict[str, dict[str, dict[str, float]]] = {}
+    for arm in arm_names(runs):
+        arms[arm] = {}
+        for path in FIGURES:
+            found = [figure_at(run["summary"], path) for run in runs_of(runs, arm).values()]
+            values = [value for value in found if value is not None]
+            if values:
+                arms[arm][path] = spread(values)
+    return arms
 
 
 def paired_ratios(runs: Sequence[Run], arm: str, reference: str, path: str) -> list[float]:
@@ -61,9 +63,10 @@ def paired_ratios(runs: Sequence[Run], arm: str, reference: str, path: str) -> l
     ours, theirs = runs_of(runs, arm), runs_of(runs, reference)
     ratios = []
     for repeat in sorted(ours.keys() & theirs.keys()):
+        above = figure_at(ours[repeat]["summary"], path)
         below = figure_at(theirs[repeat]["summary"], path)
-        if below > 0:
-            ratios.append(figure_at(ours[repeat]["summary"], path) / below)
+        if above is not None and below:
+            ratios.append(above / below)
     return ratios
 
 

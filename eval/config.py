@@ -107,9 +107,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     # Sized to end inside ten minutes on two cores: nine server starts and nine short runs.
     "quick": {
         "repeats": 3,
-        "pool": 4096,
+        "pool": 1280,
         "conversations": 6,
-        "turns": 4,
+        "turns": 3,
         "concurrency": 3,
         "system_tokens": 256,
         "user_tokens": 48,

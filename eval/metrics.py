@@ -86,13 +86,9 @@ def summarize(trace: RunTrace, server_cpu_s: float) -> dict[str, Any]:
     }
 
 
-def figure_at(summary: Mapping[str, Any], path: str) -> float:
-    """The number at a dotted path such as "e2e.p95".
-
-    Raises:
-        KeyError: the summary has no such number.
-    """
+def figure_at(summary: Mapping[str, Any], path: str) -> float | None:
+    """The number at a dotted path such as "e2e.p95"; None where no request gave a sample."""
     value: Any = summary
     for part in path.split("."):
-        value = value[part]
-    return float(value)
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return None if value is None else float(value)

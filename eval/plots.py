@@ -51,11 +51,7 @@ def to_svg(figure: Figure) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     # The viewBox stays; the fixed size in points goes, so that CSS decides.
-    return re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*pt"', r"\1", _drop_size(text), count=1)
-
-
-def _drop_size(text: str) -> str:
-    return re.sub(r'(<svg[^>]*?) height="[^"]*pt"', r"\1", text, count=1)
+    return re.sub(r' (?:width|height)="[^"]*pt"', "", text, count=2)
 
 
 def _figure(size: tuple[float, float] = SIZE) -> tuple[Figure, Axes]:
@@ -89,7 +85,8 @@ def latency_cdf(runs: Sequence[Run], values_of: Any, label: str) -> str:
         axes.set_ylabel("share of samples")
         axes.set_ylim(0, 1.01)
         axes.set_xlim(left=0)
-        axes.legend(loc="lower right")
+        if axes.lines:
+            axes.legend(loc="lower right")
         return to_svg(figure)
 
 
@@ -106,7 +103,10 @@ def per_repeat(runs: Sequence[Run], values_of: Any, label: str) -> str:
             )  # fmt: skip
         axes.set_xlabel("repeat")
         axes.set_ylabel(label)
-        axes.set_ylim(bottom=0)
+        most = max(values_of(run) for run in runs)
+        axes.set_ylim(0, most * 1.08 or 1.0)
+        last = max(int(run["repeat"]) for run in runs) + 1
+        axes.set_xlim(0.6, last + 0.4)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(loc="lower right")
         return to_svg(figure)

@@ -120,7 +120,10 @@ def summary_table(result: Mapping[str, Any]) -> dict[str, Any]:
         unit, factor = shown_unit(path)
         cells = []
         for arm in arms:
-            figure = result["summary"][arm][path]
+            figure = result["summary"][arm].get(path)
+            if figure is None:
+                cells.append({"value": "-", "range": ""})
+                continue
             low, high = number(figure["min"] * factor), number(figure["max"] * factor)
             cells.append({"value": number(figure["median"] * factor), "range": f"{low} to {high}"})
         rows.append({"label": label, "unit": unit, "cells": cells})

@@ -45,7 +45,7 @@ def result_table(result: Mapping[str, Any]) -> str:
     repeats = result["config"]["repeats"]
     rows = [["arm", *(label for _, label, _ in COLUMNS)]]
     for arm, figures in result["summary"].items():
-        rows.append([arm, *(number(figures[path]["median"] * by) for path, _, by in COLUMNS)])
+        rows.append([arm, *(_median(figures.get(path), by) for path, _, by in COLUMNS)])
     parts = ["one repeat" if repeats == 1 else f"median of {repeats} repeats", aligned(rows)]
     if result["comparisons"]:
         rows = [["ratio, median [min, max]", *(FIGURES[path][0] for path in RATIO_COLUMNS)]]
@@ -54,6 +54,10 @@ def result_table(result: Mapping[str, Any]) -> str:
             rows.append([f"{entry['arm']} / {entry['reference']}", *cells])
         parts += ["", aligned(rows)]
     return "\n".join([*parts, "", *token_lines(result)])
+
+
+def _median(figure: Mapping[str, float] | None, factor: float) -> str:
+    return "-" if figure is None else number(figure["median"] * factor)
 
 
 def _ratio(ratio: Mapping[str, float] | None) -> str:

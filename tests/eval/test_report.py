@@ -1,0 +1,119 @@
+"""The report: one page, everything in it, nothing outside it, nothing overwritten."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from vtoken_sglang_eval.errors import ResultsError
+from vtoken_sglang_eval.report import render, write_report
+
+from tests.eval.builders import record, result_of, run_of, three_arm_result
+
+VOID = {"meta", "br", "img", "link", "hr", "path", "rect", "use", "circle", "line"}
+
+
+class Page(HTMLParser):
+    """Collects tags and text, and checks that HTML elements are closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text: list[str] = []
+        self.links: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def page_of(html: str) -> Page:
+    page = Page()
+    page.feed(html)
+    assert page.open == []
+    return page
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    """The page of one three-arm result; plots take a while."""
+    return render([three_arm_result()])
+
+
+def test_the_page_holds_arms_ratios_plots_and_provenance(html: str) -> None:
+    page = page_of(html)
+    text = " ".join(" ".join(page.text).split())
+    for expected in (
+        "hook-only / native",
+        "0.909",
+        "all 4 answers equal stock's",
+        "vtoken-sglang eval run --repeats 1",
+        "0123456789ab (with local changes)",
+        "2 cores of A CPU",
+        "about native",
+        "0.5.23",
+    ):
+        assert expected in text
+    # two ratio plots, one per repeat, three latencies, one pool per arm
+    assert page.tags.count("svg") == 2 + 1 + 3 + 3
+
+
+def test_the_page_is_self_contained(html: str) -> None:
+    page = page_of(html)
+    assert "script" not in page.tags
+    assert "link" not in page.tags
+    assert all(link.startswith("#") for link in page.links)
+    assert "@import" not in html
+    assert "url(http" not in html
+
+
+def test_text_from_a_result_is_escaped() -> None:
+    result = result_of([run_of("stock", 0, [record()])])
+    result["model"]["name"] = "<b>tiny</b> & co"
+    assert "&lt;b&gt;tiny&lt;/b&gt; &amp; co" in render([result])
+
+
+def test_several_results_make_several_sections() -> None:
+    results = [result_of([run_of(arm, 0, [record()])]) for arm in ("stock", "native")]
+    page = page_of(render(results))
+    assert page.tags.count("section") == 2
+
+
+def test_one_arm_alone_has_no_ratios() -> None:
+    page = page_of(render([result_of([run_of("stock", 0, [record()])])]))
+    assert "Ratios" not in page.text
+
+
+def test_failed_requests_are_shown_on_top() -> None:
+    runs = [run_of("stock", 0, [record(), record(0, 1, error="HTTP 500", output_ids=())])]
+    assert "1 requests failed" in render([result_of(runs)])
+
+
+def test_a_run_in_which_every_request_failed_still_renders() -> None:
+    failed = record(error="HTTP 500", output_ids=(), gaps_s=())
+    runs = [run_of("stock", 0, [failed]), run_of("native", 0, [failed])]
+    assert "2 requests failed" in render([result_of(runs)])
+
+
+def test_a_report_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    result = result_of([run_of("stock", 0, [record()])])
+    write_report([result], path)
+    with pytest.raises(ResultsError, match="not overwritten"):
+        write_report([result], path)
+    with pytest.raises(ResultsError, match="at least one result"):
+        write_report([], tmp_path / "other.html")
