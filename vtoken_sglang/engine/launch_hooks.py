@@ -22,14 +22,18 @@ def activate_from_arguments(server_args: Any, _cls: type, arguments: argparse.Na
     """AFTER `ServerArgs.from_cli_args`: freeze the options and hand them to child processes.
 
     The environment is the only channel that reaches every spawned process before SGLang
-    publishes its arguments there. Runs before any model file is opened.
+    publishes its arguments there. Runs before any model file is opened. Modes that the raw flags
+    already name are refused here, since SGLang may stop or branch off before its own checks.
     """
+    from vtoken_sglang.engine.compat import refuse_server_args
+
     try:
-        config = from_namespace(arguments)
+        config = from_namespace(arguments) or from_environment()
         if config is None:
             return
         to_environment(config)
         verify_installation(LAUNCHER_SEAMS + SCHEDULER_SEAMS)
+        refuse_server_args(server_args)
     except VTokenError as error:
         refuse(error)
 
@@ -97,4 +101,10 @@ def validate_request(tokenized: Any, manager: Any, *_args: Any, **_kwargs: Any) 
         (parameters.custom_params or {}).get("vtoken"),
         page_size=_resolved_page_size(manager.server_args),
     )
-    refuse_request(options, tokenized.return_logprob, tokenized.logprob_start_len)
+    refuse_request(
+        options,
+        tokenized.return_logprob,
+        tokenized.logprob_start_len,
+        prompt_len=len(tokenized.input_ids) if tokenized.input_ids is not None else None,
+        beam_width=getattr(parameters, "beam_width", None),
+    )

@@ -20,11 +20,11 @@ import torch
 from numpy.typing import NDArray
 
 from vtoken_sglang.config import RequestOptions, VTokenConfig
-from vtoken_sglang.core.copy_engine import SyncCopyEngine, ThreadCopyEngine
 from vtoken_sglang.core.ids import Generation, Row
 from vtoken_sglang.core.reclaimer import Reclaimer
 from vtoken_sglang.core.settings import ReclaimSettings
 from vtoken_sglang.core.token_table import TokenTable
+from vtoken_sglang.engine.copiers import make_copy_engine
 from vtoken_sglang.engine.page_pool import AllocatorPagePool
 from vtoken_sglang.engine.statistics import Statistics
 from vtoken_sglang.errors import InvariantError
@@ -64,18 +64,18 @@ class Runtime:
         self._page_size: int = self._allocator.page_size
         self._pool = AllocatorPagePool(self._allocator)
         pool = self._allocator.get_kvcache()
-        copier = SyncCopyEngine() if config.copy == "sync" else ThreadCopyEngine()
         self._reclaimer = Reclaimer(
             rows=self._rows.req_to_token,
             buffers=[*pool.k_buffer, *pool.v_buffer],
             pool=self._pool,
-            copier=copier,
+            copier=make_copy_engine(scheduler, config),
             settings=ReclaimSettings(
                 threshold=config.repack_threshold, reclaim=config.reclaims, check=config.check
             ),
             identity=self._identity,
         )
         self._requests: dict[int, PrunedRequest] = {}  # by row; dropped with the row
+        self._idle_checked = False
         self.statistics = Statistics()
         if config.trace is not None:
             self.statistics.trace = open(config.trace, "a", encoding="utf-8")  # noqa: SIM115
@@ -84,7 +84,7 @@ class Runtime:
 
     def safe_point(self, running_batch: Any, last_batch: Any) -> None:
         """Prune what is due, then reclaim. Call before SGLang merges, stashes or allocates."""
-        tabled: list[Any] = []
+        self._idle_checked = False
         sealed: dict[Row, int] = {}
         for request, sealed_len in self._prunable(running_batch, last_batch):
             row = Row(request.kv.req_pool_idx)
@@ -93,13 +93,15 @@ class Runtime:
             self._prune_if_due(request, sealed_len)
             if self._reclaimer.table(row) is not None:
                 sealed[row] = sealed_len
-                tabled.append(request)
         if not sealed and not self._reclaimer.held_pages():
             return
-        report = self._reclaimer.step(sealed_upto=sealed, pressure=self._under_pressure())
+        # The next decode step may open a page for every running request.
+        reserve = len(running_batch.reqs) if running_batch is not None else 0
+        report = self._reclaimer.step(
+            sealed_upto=sealed, pressure=self._under_pressure(), reserve_pages=reserve
+        )
         self.statistics.add_step(report)
-        for request in tabled:
-            self._account(request.kv)
+        self._account_all()
         if self._config.check:
             self.assert_healthy()
 
@@ -123,7 +125,9 @@ class Runtime:
         if chunked is not None and chunked.kv.holds_kv and not chunked.finished():
             options = self._options_of(chunked).options
             if options.publish == "never":
-                yield chunked, self._page_floor(chunked.prefix_len)
+                # With no chunk in flight the prefix is all there is: its tail stays open.
+                known = min(chunked.prefix_len, chunked.kv.kv_allocated_len - 1)
+                yield chunked, self._page_floor(known)
 
     def _prune_if_due(self, request: Any, sealed_len: int) -> None:
         state = self._options_of(request)
@@ -217,12 +221,18 @@ class Runtime:
             raise InvariantError("; ".join(violations))
 
     def assert_idle(self) -> None:
-        """Raise InvariantError if anything of a request is left when the server is idle."""
+        """Raise InvariantError if anything of a request is left when the server is idle.
+
+        Once per idle phase: SGLang's loop comes here many times a second.
+        """
+        if self._idle_checked:
+            return
         held = self._reclaimer.held_pages()
         if held or self._requests:
             rows = sorted(self._requests)
             raise InvariantError(f"idle, but {held} held pages and state of rows {rows} are left")
         self.assert_healthy()
+        self._idle_checked = True
 
     def describe(self) -> dict[str, Any]:
         """Counters and gauges for `/server_info`."""
@@ -255,6 +265,15 @@ class Runtime:
     def _resolve(self, request: Any) -> RequestOptions:
         custom = request.sampling_params.custom_params or {}
         return RequestOptions.resolve(self._config, custom.get("vtoken"))
+
+    def _account_all(self) -> None:
+        """Tell SGLang's records what each pruned row holds now.
+
+        All of them: a finished copy is flipped for rows that were not worked on, too.
+        """
+        for row, state in self._requests.items():
+            if not state.released and self._table_of(row) is not None:
+                self._account(state.record)
 
     def _account(self, kv: Any) -> None:
         held = self._reclaimer.private_pages(Row(kv.req_pool_idx)) * self._page_size

@@ -1,0 +1,40 @@
+"""The copy engine that fits the device, wired to SGLang's forwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from vtoken_sglang.config import VTokenConfig
+from vtoken_sglang.core.copy_engine import CopyEngine, SyncCopyEngine, ThreadCopyEngine
+from vtoken_sglang.errors import SeamError
+
+
+def make_copy_engine(scheduler: Any, config: VTokenConfig) -> CopyEngine:
+    """Copies on the CPU run in a worker thread, or at once with `--vtoken-copy sync`.
+
+    On CUDA they run on a stream of their own, behind an event recorded after every launched
+    forward (patch `forward-done-listener`). `sync` there is a matter of when the flip may happen,
+    not of the stream, so it is the runtime that waits.
+
+    Raises:
+        SeamError: CUDA without the patched call-out, or with another listener on it.
+    """
+    device = torch.device(scheduler.token_to_kv_pool_allocator.device)
+    if device.type != "cuda":
+        return SyncCopyEngine() if config.copy == "sync" else ThreadCopyEngine()
+    from vtoken_sglang.core.stream_copy import StreamCopyEngine
+
+    engine = StreamCopyEngine(device)
+    owner = type(scheduler)
+    if getattr(owner, "forward_done_listener", engine) is not None:
+        raise SeamError("forward-done-listener", "is missing or taken by another plugin")
+
+    def note(_scheduler: Any, _batch: Any) -> None:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream())
+        engine.note_forward(event)
+
+    owner.forward_done_listener = note
+    return engine
