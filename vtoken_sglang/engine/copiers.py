@@ -32,7 +32,7 @@ def make_copy_engine(scheduler: Any, config: VTokenConfig) -> CopyEngine:
         raise SeamError("forward-done-listener", "is missing or taken by another plugin")
 
     def note(_scheduler: Any, _batch: Any) -> None:
-        event = torch.cuda.Event()
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream())
         engine.note_forward(event)
 

@@ -33,6 +33,8 @@ from vtoken_sglang.policy.victims import choose_victims, due
 
 # Below this share of free pages the planner is told that the pool is under pressure.
 PRESSURE_FREE_SHARE = 1 / 8
+# Seconds after which a copy that does not finish is an error.
+COPY_TIMEOUT = 30.0
 
 
 @dataclass(slots=True)
@@ -102,6 +104,8 @@ class Runtime:
         )
         self.statistics.add_step(report)
         self._account_all()
+        if self._config.copy == "sync":
+            self._reclaimer.copies.wait(COPY_TIMEOUT)
         if self._config.check:
             self.assert_healthy()
 
@@ -204,8 +208,8 @@ class Runtime:
 
     def drain(self) -> None:
         """Wait for copies and return what they hold, so that the pool adds up. For idle, flush."""
-        if self._reclaimer.held_pages() and not self._reclaimer.drain(timeout=30.0):
-            raise InvariantError("a copy did not finish within 30 s; its pages are still held")
+        if self._reclaimer.held_pages() and not self._reclaimer.drain(COPY_TIMEOUT):
+            raise InvariantError(f"a copy did not finish in {COPY_TIMEOUT} s; its pages are held")
 
     def orphaned_tokens(self) -> int:
         """Tokens in destinations of copies whose request has ended (they are in no record)."""
