@@ -12,6 +12,7 @@ from .arms import select_arms
 from .errors import ConfigError
 
 LIST_FIELDS = ("arms", "server_args")
+CONFIGS = Path(__file__).parent / "configs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +122,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 def read_config_file(path: str) -> dict[str, Any]:
     """Settings of a TOML file whose keys are the fields of `EvalConfig`.
 
+    A bare name such as "serve" that is no file here means one of the shipped configurations.
+
     Raises:
         ConfigError: no such file, not TOML, or an unknown key.
     """
+    file = Path(path)
+    shipped = CONFIGS / f"{path}.toml"
+    if not file.exists() and file.name == path and shipped.is_file():
+        file = shipped
     try:
-        settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        settings = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError("config", "must name a readable TOML file", path) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -27,7 +27,9 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="quick|run|report")
     quick = commands.add_parser("quick", help="small comparison, under ten minutes on two cores")
     run = commands.add_parser("run", help="comparison by a config file and flags")
-    run.add_argument("--config", metavar="FILE", help="TOML file; flags override it")
+    run.add_argument(
+        "--config", metavar="FILE", help="TOML file or a shipped name (serve); flags win"
+    )
     for command in (quick, run):
         _add_run_flags(command)
     report = commands.add_parser("report", help="render result files as one HTML page")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vtoken_sglang_eval.config import EvalConfig, make_config, read_config_file
+from vtoken_sglang_eval.config import CONFIGS, EvalConfig, make_config, read_config_file
 from vtoken_sglang_eval.errors import ConfigError
 from vtoken_sglang_eval.estimate import estimate, minutes
 from vtoken_sglang_eval.main import config_of, main, parser
@@ -59,6 +59,14 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, match: str) -> None:
     path.write_text(text)
     with pytest.raises(ConfigError, match=match):
         read_config_file(str(path))
+
+
+def test_shipped_configurations_are_found_by_name() -> None:
+    for file in CONFIGS.glob("*.toml"):
+        config = make_config("run", read_config_file(file.stem), {})
+        assert config.preset == file.stem
+    serve = make_config("run", read_config_file("serve"), {})
+    assert {"native", "hook-only"} <= set(serve.arms)
 
 
 def test_a_missing_file_is_refused() -> None:
