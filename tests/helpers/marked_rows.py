@@ -15,7 +15,8 @@ Pages = npt.NDArray[np.int64]
 
 
 class ListPool:
-    """A page pool over a list. Refuses to take back a page it did not lend."""
+    """A page pool over a list, last in first out, so that a page given back is reused at once.
+    Refuses to take back a page it did not lend."""
 
     def __init__(self, pages: int, page_size: int) -> None:
         self.page_size = page_size
@@ -28,12 +29,15 @@ class ListPool:
     def allocate(self, pages: int) -> Pages | None:
         if pages > len(self.free):
             return None
-        taken, self.free = self.free[:pages], self.free[pages:]
-        return np.array(taken, np.int64)
+        kept = len(self.free) - pages
+        taken, self.free = self.free[kept:], self.free[:kept]
+        return np.array(taken[::-1], np.int64)
 
     def release(self, pages: Pages) -> None:
-        bad = sorted(set(pages.tolist()) & set(self.free)) or [p for p in pages.tolist() if p < 1]
-        assert not bad and len(set(pages.tolist())) == len(pages), f"double free of {bad or pages}"
+        back = pages.tolist()
+        bad = [page for page in back if page < 1 or page in self.free or back.count(page) > 1]
+        if bad:
+            raise AssertionError(f"double free of {bad}")
         self.free.extend(pages.tolist())
 
     def free_array(self) -> Pages:

@@ -101,11 +101,11 @@ class CopiesInFlight:
         Raises what the copy engine raises, having changed nothing: the caller still owns the
         destinations.
         """
-        src = np.concatenate([plan.src_slots for plan in plans])
+        src = np.concatenate([plan.src_slots for plan in plans]).astype(np.int64)
         dst = np.concatenate([plan.dst_slots for plan in plans])
-        hashes = [
-            row_hashes(self._buffers, plan.src_slots) if self._check else None for plan in plans
-        ]
+        hashes: list[torch.Tensor | None] = [None] * len(plans)
+        if self._check:
+            hashes = [row_hashes(self._buffers, p.src_slots.astype(np.int64)) for p in plans]
         fence = self._copier.submit(self._buffers, src, dst)
         for plan, row_hash in zip(plans, hashes, strict=True):
             tables[plan.row].ledger.reserve(plan.source_codes)

@@ -113,16 +113,16 @@ def _counts(table: TokenTable, dead_counts: Int32Array) -> list[str]:
     name, ledger = f"row {table.row}", table.ledger
     found: list[str] = []
     held = ledger.held_codes()
-    positions, _ = table.live_tokens_of(held)
+    positions, slots = table.live_tokens_of(held)
     recounted = len(positions)
     alive = table.alive(np.arange(table.logical_len))
     private_live = int(alive.sum()) - int(table.tree_owned_live())
     if recounted != private_live:
         found.append(f"{name}: {private_live} live private tokens, pages hold {recounted}")
-    for code in held.tolist():
-        live = len(table.live_tokens_of(np.array([code]))[0])
-        if live != ledger.live[code]:
-            found.append(f"{name}: page {ledger.page[code]} counts {ledger.live[code]}, has {live}")
+    in_page = np.bincount(slots // table.page_size, minlength=int(ledger.page.max(initial=0)) + 1)
+    for code in held[in_page[ledger.page[held]] != ledger.live[held]].tolist():
+        page, live = int(ledger.page[code]), int(ledger.live[code])
+        found.append(f"{name}: page {page} counts {live} live, has {in_page[page]}")
     sealed = held[held < ledger.sealed_home]
     sums = {
         "dead": (table.dead, int((~alive).sum())),

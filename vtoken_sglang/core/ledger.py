@@ -24,6 +24,7 @@ _GONE: Final = 0
 _TOUCHED: Final = 1
 _RESERVED: Final = 2
 _SMALLEST: Final = 16
+_SCALAR_LIMIT: Final = 4
 
 
 class PageLedger:
@@ -32,6 +33,7 @@ class PageLedger:
     Fields:
         page: int32 [capacity], page id per code; 0 = not held, UNREAD = held, id not read yet.
         live: uint16 [capacity], live tokens per code.
+        home_len, read_len: home codes known / of which the page id was read (a prefix).
         pages_held: pages this ledger owns now.
         live_tokens: live tokens in them.
         sealed_home: home codes below this are sealed (packed pages always are).
@@ -54,6 +56,7 @@ class PageLedger:
         "page",
         "page_size",
         "pages_held",
+        "read_len",
         "sealed_home",
         "sealed_live",
         "sealed_pages",
@@ -71,7 +74,7 @@ class PageLedger:
         self._free_packed = array("i")
         self._touched = array("i")
         self._dead = array("i")
-        self.home_len = 0
+        self.home_len = self.read_len = 0
         self.pages_held = self.live_tokens = 0
         self.sealed_home = self.sealed_pages = self.sealed_live = 0
 
@@ -92,21 +95,16 @@ class PageLedger:
                 new[-self._packed_len :] = old[-self._packed_len :]
             setattr(self, name, new)
 
-    def add_home(self, pages: IntArray | int, tokens: int) -> None:
-        """Append home pages that together hold `tokens` tokens, all alive, filled in order.
-
-        `pages`: page ids, or a count of pages whose ids are UNREAD. Every page but the last is
-        full.
-        """
-        count = pages if isinstance(pages, int) else len(pages)
-        self._reserve(count)
-        start, end = self.home_len, self.home_len + count
-        self.page[start:end] = UNREAD if isinstance(pages, int) else pages
+    def add_home(self, pages: int, tokens: int) -> None:
+        """Append `pages` >= 1 home pages, ids UNREAD, that together hold `tokens` tokens, all
+        alive. Every page but the last is full."""
+        self._reserve(pages)
+        start, end = self.home_len, self.home_len + pages
+        self.page[start:end] = UNREAD
         self.live[start:end] = self.page_size
-        if count:
-            self.live[end - 1] = tokens - (count - 1) * self.page_size
+        self.live[end - 1] = tokens - (pages - 1) * self.page_size
         self.home_len = end
-        self.pages_held += count
+        self.pages_held += pages
         self.live_tokens += tokens
 
     def extend_tail(self, tokens: int) -> None:
@@ -148,7 +146,10 @@ class PageLedger:
         start = self.sealed_home
         if home_codes <= start:
             return
-        self.sealed_live += int(self.live[start:home_codes].sum())
+        if home_codes == start + 1:
+            self.sealed_live += int(self.live[start])
+        else:
+            self.sealed_live += int(self.live[start:home_codes].sum())
         self.sealed_pages += home_codes - start
         self.sealed_home = home_codes
 
@@ -159,7 +160,9 @@ class PageLedger:
         np.not_equal(codes[1:], codes[:-1], out=first[1:])
         starts = first.nonzero()[0]
         pages = codes[starts]
-        counts = np.diff(starts, append=len(codes))
+        counts = np.empty_like(starts)
+        np.subtract(starts[1:], starts[:-1], out=counts[:-1])
+        counts[-1] = len(codes) - starts[-1]
         left = self.live[pages] - counts
         self.live[pages] = left
         self.live_tokens -= len(codes)
@@ -187,14 +190,15 @@ class PageLedger:
         self._list(codes, self.live[codes])
 
     def _list(self, codes: IntArray, live: IntArray) -> None:
-        gone = live == 0
-        if gone.any():
-            self._dead.frombytes(codes[gone].astype(np.int32).tobytes())
+        if not live.all():
+            alive = live > 0
+            self._dead.frombytes(codes[~alive].astype(np.int32).tobytes())
+            codes, live = codes[alive], live[alive]
         flags = self._flags[codes]
-        fresh = (flags & _TOUCHED == 0) & ~gone & (live < self.page_size)
-        if fresh.any():
-            self._flags[codes[fresh]] |= _TOUCHED
-            self._touched.frombytes(codes[fresh].astype(np.int32).tobytes())
+        fresh = codes[(flags & _TOUCHED == 0) & (live < self.page_size)]
+        if len(fresh):
+            self._flags[fresh] |= _TOUCHED
+            self._touched.frombytes(fresh.astype(np.int32).tobytes())
         if len(self._touched) > 2 * self.pages_held + _SMALLEST:
             self._compact()
 
@@ -208,13 +212,35 @@ class PageLedger:
 
         Pages not sealed yet stay listed; sources of a pending repack go with its flip.
         """
+        if len(self._dead) <= _SCALAR_LIMIT:
+            return self._take_few_dead()
         codes = np.unique(np.frombuffer(self._dead, np.int32))
         codes = codes[(self.page[codes] != _GONE) & (self.live[codes] == 0)]
         ready = (codes < self.sealed_home) & (self._flags[codes] & _RESERVED == 0)
-        waiting = codes >= self.sealed_home
         self._dead = array("i")
-        self._dead.frombytes(codes[waiting].tobytes())
+        self._dead.frombytes(codes[codes >= self.sealed_home].tobytes())
         return self.remove(codes[ready])
+
+    def _take_few_dead(self) -> Int64Array:
+        listed, self._dead = self._dead, array("i")
+        pages: list[int] = []
+        for code in listed:
+            page = int(self.page[code])
+            if page == _GONE or self.live[code] or self._flags[code] & _RESERVED:
+                continue
+            if code >= self.sealed_home:
+                self._dead.append(code)
+                continue
+            if page == UNREAD:
+                raise InvariantError(f"ledger code {code} has dead tokens but was never read")
+            self.page[code] = _GONE
+            self._flags[code] = 0
+            self.sealed_pages -= 1
+            self.pages_held -= 1
+            if code < 0:
+                self._free_packed.append(code)
+            pages.append(page)
+        return np.array(pages, np.int64)
 
     def _compact(self) -> Int32Array:
         listed = np.unique(np.frombuffer(self._touched, np.int32))
@@ -248,15 +274,19 @@ class PageLedger:
         if len(pages) and int(pages.min()) <= 0:
             bad = codes[pages <= 0].tolist()
             raise InvariantError(f"ledger codes {bad} are not held (or not read): freed twice?")
-        self.sealed_live -= (gone := int(self.live[codes].sum(dtype=np.int64)))
-        self.live_tokens -= gone
+        live = self.live[codes]
+        if live.any():
+            gone = int(live.sum())
+            self.sealed_live -= gone
+            self.live_tokens -= gone
         self.sealed_pages -= len(codes)
         self.pages_held -= len(codes)
         self.page[codes] = _GONE
         self.live[codes] = 0
         self._flags[codes] = 0
-        packed = codes[codes < 0]
-        self._free_packed.frombytes(packed.astype(np.int32).tobytes())
+        if self._packed_len:
+            packed = codes[codes < 0]
+            self._free_packed.frombytes(packed.astype(np.int32).tobytes())
         return pages
 
     # -- views ----------------------------------------------------------------------------------
@@ -276,14 +306,14 @@ class PageLedger:
     @property
     def has_unread(self) -> bool:
         """Whether some page id was not read from the row yet."""
-        return self.home_len > 0 and self.page[self.home_len - 1] == UNREAD
+        return self.read_len < self.home_len
 
-    def unread_codes(self) -> Int64Array:
-        """Home codes whose page id was not read yet; they are always the last ones appended."""
-        start = self.home_len
-        while start and self.page[start - 1] == UNREAD:
-            start -= 1
-        return np.arange(start, self.home_len)
+    def set_unread(self, pages: IntArray) -> None:
+        """Ids of the home pages [read_len, home_len), as read from the row."""
+        if len(pages) != self.home_len - self.read_len or (len(pages) and int(pages.min()) < 1):
+            raise InvariantError(f"pages {self.read_len} to {self.home_len}: bad ids {pages}")
+        self.page[self.read_len : self.home_len] = pages
+        self.read_len = self.home_len
 
     def metadata_bytes(self) -> int:
         """Bytes of every array of this ledger."""

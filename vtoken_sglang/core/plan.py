@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from vtoken_sglang.core.ids import Generation, Int32Array, Int64Array, Row
 
 NEVER_REPACKED: Final = -1.0
@@ -20,7 +22,8 @@ class RepackPlan:
         row, generation, record: identity of the request when the plan was made; all three must
             still hold at the flip.
         positions: int32 [n], ascending, the tokens that were alive.
-        src_slots, dst_slots: int64 [n], where each token's K/V is and where it goes.
+        page_size: tokens per page.
+        src_slots: int32 [n], where each token's K/V is.
         source_codes: int32 [s], the table's names of the pages that are emptied.
         source_pages: int64 [s], their page ids; they return to the pool at the flip.
         dst_pages: int64 [d], d < s, taken from the pool when the plan is made and held until the
@@ -31,18 +34,29 @@ class RepackPlan:
     row: Row
     generation: Generation
     record: object
+    page_size: int
     positions: Int32Array
-    src_slots: Int64Array
-    dst_slots: Int64Array
+    src_slots: Int32Array
     source_codes: Int32Array
     source_pages: Int64Array
     dst_pages: Int64Array
     limited: bool
 
     @property
+    def dst_slots(self) -> Int64Array:
+        """Where each token's K/V goes, int64 [n]: the places of `dst_pages`, page after page."""
+        places = self.dst_pages[:, None] * self.page_size + np.arange(self.page_size)
+        return places.ravel()[: len(self.positions)]
+
+    @property
     def gain(self) -> int:
         """Pages the row holds less after the flip."""
         return len(self.source_pages) - len(self.dst_pages)
+
+    def metadata_bytes(self) -> int:
+        """Host bytes of the plan's arrays."""
+        arrays = (self.positions, self.src_slots, self.source_codes, self.source_pages)
+        return sum(a.nbytes for a in arrays) + self.dst_pages.nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,7 +115,7 @@ class Reclaimer:
         nothing."""
         table = self._tables[row]
         if table.ledger.has_unread:
-            self._read_new_pages()
+            self._read_new_pages(table)
         died = table.evict_tokens(positions)
         if len(died):
             self._rows.zero(row, died)
@@ -137,7 +137,7 @@ class Reclaimer:
         if table is None:
             return np.zeros(0, np.int64)
         if table.ledger.has_unread:
-            self._read_new_pages()
+            self._read_new_pages(table)
         del self._tables[row]
         self.dead_counts[row] = 0
         return table.ledger.page[table.ledger.held_codes()].astype(np.int64)
@@ -151,6 +151,12 @@ class Reclaimer:
     def held_pages(self) -> int:
         """Destination pages held by pending or orphaned copies."""
         return self.copies.held_pages()
+
+    def metadata_bytes(self) -> int:
+        """Host bytes of all tables and pending plans."""
+        plans = [copy.plan for copy in self.copies.pending.values()]
+        tables = sum(table.metadata_bytes() for table in self._tables.values())
+        return tables + sum(plan.metadata_bytes() for plan in plans)
 
     # -- the safe point -------------------------------------------------------------------------
 
@@ -171,6 +177,7 @@ class Reclaimer:
         done = self.copies.settle(self._tables)
         dead: list[Int64Array] = []
         eligible: list[TokenTable] = []
+        repackable = self._pool.page_size > 1
         if self._settings.reclaim:
             for row, upto in sealed_upto.items():
                 table = self._tables.get(row)
@@ -179,7 +186,7 @@ class Reclaimer:
                 table.seal(upto)
                 if table.ledger.has_dead and len(pages := table.ledger.take_dead()):
                     dead.append(pages)
-                if row not in self.copies.pending:
+                if repackable and row not in self.copies.pending:
                     eligible.append(table)
         self._release([*done.source_pages, *done.orphan_pages, *dead])
         plans = self._repack(eligible, pressure, reserve_pages) if eligible else []
@@ -224,10 +231,18 @@ class Reclaimer:
                 raise
         return plans
 
-    def _read_new_pages(self) -> None:
-        """Read the ids of pages the engine opened since, of all rows in one gather."""
+    def _read_new_pages(self, wanted: TokenTable) -> None:
+        """Read the ids of the pages the engine opened since, before a kill can zero their starts.
+
+        Where a read costs a round trip to the device, one gather serves all rows.
+        """
+        size = self._pool.page_size
+        if self._rows.on_host:
+            start = wanted.unread_start()
+            wanted.set_unread(self._rows.read(wanted.row, start, wanted.logical_len, size))
+            return
         tables = [t for t in self._tables.values() if t.ledger.has_unread]
-        positions = [t.unread_positions() for t in tables]
+        positions = [np.arange(t.unread_start(), t.logical_len, size) for t in tables]
         rows = np.repeat([t.row for t in tables], [len(p) for p in positions])
         slots = self._rows.gather(rows, np.concatenate(positions))
         start = 0
@@ -253,8 +268,9 @@ class Reclaimer:
             total_pages: allocatable pages, ids 1..total_pages; with the other two given, every
                 page must be somewhere.
         """
-        if any(table.ledger.has_unread for table in self._tables.values()):
-            self._read_new_pages()
+        for table in self._tables.values():
+            if table.ledger.has_unread:
+                self._read_new_pages(table)
         holdings = Holdings(
             tables=list(self._tables.values()),
             pending=[copy.plan for copy in self.copies.pending.values()],

@@ -42,6 +42,10 @@ def make_plans(
     """
     wanting: list[tuple[int, TokenTable]] = []
     for table in tables:
+        ledger = table.ledger
+        empty = ledger.sealed_pages * table.page_size - ledger.sealed_live
+        if empty < table.page_size * settings.min_gain_pages:
+            continue  # most rows, most steps: not even the empty places of a page together
         row = row_waste(table)
         if wants_repack(row, settings, pressure):
             wanting.append((reachable_gain(row), table))
@@ -81,17 +85,15 @@ def _with_destinations(
     for table, codes, choice in chosen:
         own = pages[start : start + choice.dst_pages]
         start += choice.dst_pages
-        size = table.page_size
         positions, src_slots = table.live_tokens_of(codes)
-        places = own[:, None] * size + np.arange(size)
         plans.append(
             RepackPlan(
                 row=table.row,
                 generation=table.generation,
                 record=table.record,
+                page_size=table.page_size,
                 positions=positions,
-                src_slots=src_slots,
-                dst_slots=places.ravel()[: len(positions)],
+                src_slots=src_slots.astype(np.int32),
                 source_codes=codes.astype(np.int32),
                 source_pages=table.ledger.page[codes].astype(np.int64),
                 dst_pages=own,

@@ -29,12 +29,19 @@ class RequestRows:
         return self.tensor.shape[0]
 
     @property
+    def on_host(self) -> bool:
+        """Whether reading is a plain memory access."""
+        return self._host is not None
+
+    @property
     def width(self) -> int:
         """Positions a row can hold."""
         return self.tensor.shape[1]
 
     def read(self, row: Row, start: int, end: int, step: int = 1) -> Int64Array:
         """Entries [start, end) of a row, every `step`-th, as host int64."""
+        if self._host is not None:
+            return self._host[row, start:end:step].astype(np.int64)
         part = self.tensor[row, start:end:step]
         host: Int64Array = part.cpu().numpy().astype(np.int64)
         return host

@@ -40,7 +40,7 @@ from vtoken_sglang.errors import StalePlanError
 
 _DEAD: Final = 0
 _HOME: Final = -1
-_SCALAR_LIMIT: Final = 3
+_SCALAR_LIMIT: Final = 10
 
 
 class TokenTable:
@@ -97,7 +97,9 @@ class TokenTable:
         self._place: Int32Array = np.zeros(logical_len + max(16, logical_len >> 3), np.int32)
         self._place[:logical_len] = _HOME
         self.ledger = PageLedger(page_size)
-        self.ledger.add_home(pages, private)
+        if private:
+            self.ledger.add_home(len(pages), private)
+            self.ledger.set_unread(pages)
 
     # -- the engine's side ----------------------------------------------------------------------
 
@@ -126,14 +128,14 @@ class TokenTable:
         if rest:
             self.ledger.add_home(page_count(rest, size), rest)
 
-    def unread_positions(self) -> Int64Array:
-        """First position of every page whose id was not read yet (all still alive in the row)."""
-        return (self.ledger.unread_codes() + self.first_home) * self.page_size
+    def unread_start(self) -> int:
+        """First position of the first page whose id was not read yet; from here on every page
+        start up to `logical_len` is to be read, and is still alive in the row."""
+        return (self.ledger.read_len + self.first_home) * self.page_size
 
     def set_unread(self, slots: IntArray) -> None:
-        """Row entries at `unread_positions()`, as read from the device."""
-        codes = self.ledger.unread_codes()
-        self.ledger.page[codes] = slots // self.page_size
+        """Row entries at every page start in [unread_start(), logical_len), from the device."""
+        self.ledger.set_unread(slots // self.page_size)
 
     @property
     def open_start(self) -> int:
@@ -179,7 +181,7 @@ class TokenTable:
         dying = np.asarray(positions, dtype=np.int64)
         if len(dying) <= _SCALAR_LIMIT:
             return self._evict_few(dying.tolist())
-        if not (dying[1:] > dying[:-1]).all():
+        if np.less_equal(dying[1:], dying[:-1]).any():
             dying = np.unique(dying)
         if dying[0] < 0 or dying[-1] >= self.open_start:
             bad = dying[(dying < 0) | (dying >= self.open_start)].tolist()
@@ -190,10 +192,9 @@ class TokenTable:
             dying, place = dying[alive], place[alive]
         self._place[dying] = _DEAD
         self.dead += len(dying)
-        private = dying >= self.protected_len if self.protected_len else None
         codes = self._codes(dying, place)
-        if private is not None:
-            codes = codes[private | (place != _HOME)]
+        if self.protected_len:
+            codes = codes[(dying >= self.protected_len) | (place != _HOME)]
         if len(codes):
             codes.sort()
             self.ledger.kill(codes)
@@ -208,7 +209,7 @@ class TokenTable:
     def _codes(self, positions: Int64Array, place: Int32Array) -> Int64Array:
         """Ledger code per position (meaningless for tree-owned ones)."""
         home = positions // self.page_size - self.first_home
-        if int(place.max(initial=_HOME)) == _HOME:
+        if not (place > 0).any():
             return home
         codes: Int64Array = np.where(place == _HOME, home, -(place // self.page_size))
         return codes

@@ -1,7 +1,7 @@
 """Copy K/V rows between slots, in all layers: checks, then the fastest form for the device.
 
 Every form has the signature of its twin `copy_slots_ref`. A Triton form (one launch for all
-buffers) registers itself for "cuda" in `_FORMS`; devices without an entry run the twin.
+buffers) takes its place for "cuda" in `_FORMS`; devices without an entry run the twin.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,11 +9,12 @@ from typing import Final, TypeAlias
 
 import torch
 
+from vtoken_sglang.kernels.copy_slots_cpu import copy_slots_cpu
 from vtoken_sglang.kernels.copy_slots_ref import copy_slots_ref
 
 CopyForm: TypeAlias = Callable[[Sequence[torch.Tensor], torch.Tensor, torch.Tensor], None]
 
-_FORMS: Final[dict[str, CopyForm]] = {}
+_FORMS: Final[dict[str, CopyForm]] = {"cpu": copy_slots_cpu}
 
 
 def copy_slots(
@@ -22,12 +23,13 @@ def copy_slots(
     """For every buffer and i: `buffer[dst_slots[i]] = buffer[src_slots[i]]`.
 
     Args:
-        buffers: in/out, [num_slots, heads, dim] each, one device: K and V of every layer.
+        buffers: in/out, [num_slots, heads, dim] each, contiguous, one device: K and V of every
+            layer.
         src_slots, dst_slots: in, int64 [n] on that device; n = 0 does nothing. Precondition, not
             checked: within range, sources and destinations disjoint, destinations distinct.
 
     Raises:
-        ValueError: slots of another dtype, shape or device.
+        ValueError: slots of another dtype, shape or device, or a buffer that is not contiguous.
     """
     for name, slots in (("src_slots", src_slots), ("dst_slots", dst_slots)):
         if slots.dtype != torch.int64 or slots.dim() != 1:
@@ -40,4 +42,7 @@ def copy_slots(
     device = buffers[0].device
     if src_slots.device != device or dst_slots.device != device:
         raise ValueError(f"slots: on the buffers' device {device}, got {src_slots.device}")
+    for buffer in buffers:
+        if not buffer.is_contiguous():
+            raise ValueError(f"buffers: contiguous, got strides {buffer.stride()}")
     _FORMS.get(device.type, copy_slots_ref)(buffers, src_slots, dst_slots)

@@ -1,0 +1,328 @@
+"""Free and repack through the public interface, with copies under the test's control."""
+
+import numpy as np
+import pytest
+
+from tests.core.conftest import RECORD, ROW, MakeBench
+from tests.helpers.fake_fence import ManualCopyEngine
+from tests.helpers.marked_rows import MarkedRows
+from vtoken_sglang.core.copy_engine import SyncCopyEngine, ThreadCopyEngine
+from vtoken_sglang.core.faults import CopyFailedError, PositionError
+from vtoken_sglang.core.ids import Generation, Row
+from vtoken_sglang.core.reclaimer import Reclaimer
+from vtoken_sglang.core.settings import ReclaimSettings
+from vtoken_sglang.errors import InvariantError
+
+
+def test_kills_zero_the_row_and_count(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    assert bench.reclaimer.evict_tokens(ROW, [3, 4, 4]) == 2
+    assert bench.reclaimer.evict_tokens(ROW, np.arange(12)) == 10
+    assert bench.memory.rows[ROW, :13].tolist()[:12] == [0] * 12
+    assert bench.reclaimer.dead_counts[ROW] == 12
+    assert bench.table.live_len == 26
+    assert bench.violations() == []
+
+
+def test_a_refused_kill_changes_nothing(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    before = bench.memory.rows.clone()
+    with pytest.raises(PositionError):
+        bench.reclaimer.evict_tokens(ROW, np.append(np.arange(20), 37))
+    assert bench.memory.rows.equal(before)
+    assert bench.violations() == []
+
+
+def test_dead_pages_are_freed_without_a_copy(make_bench: MakeBench) -> None:
+    bench = make_bench(length=38)
+    free = bench.memory.pool.free_pages()
+    bench.reclaimer.evict_tokens(ROW, np.arange(4, 21))
+    report = bench.step()
+    assert (report.freed_dead_pages, report.submitted) == (4, 0)
+    assert bench.memory.pool.free_pages() == free + 4
+    assert bench.reclaimer.private_pages(ROW) == 6
+    assert not bench.copies.copies
+    assert bench.survivors_intact()
+    assert bench.violations() == []
+
+
+def test_repack_holds_destinations_until_the_flip(make_bench: MakeBench) -> None:
+    bench = make_bench(length=38)
+    bench.keep_every(4)
+    seen, free = bench.seen(), bench.memory.pool.free_pages()
+    report = bench.step()
+    assert (report.submitted, report.submitted_tokens, report.taken_pages) == (1, 8, 2)
+    assert bench.memory.pool.free_pages() == free - 2
+    assert bench.reclaimer.held_pages() == 2
+    assert bench.reclaimer.private_pages(ROW) == 10 + 2
+    assert bench.seen() == seen
+    assert bench.step().committed == 0
+    bench.copies.copies[0].finish()
+    assert bench.seen() == seen
+    report = bench.step()
+    assert (report.committed, report.moved_tokens, report.freed_source_pages) == (1, 8, 8)
+    assert bench.reclaimer.private_pages(ROW) == 4
+    assert bench.memory.pool.free_pages() == free + 6
+    assert bench.seen() == seen
+    assert bench.violations() == []
+
+
+def test_packed_tokens_keep_logical_order_in_their_pages(make_bench: MakeBench) -> None:
+    bench = make_bench(length=38)
+    bench.reclaimer.evict_tokens(ROW, [0, 1, 2, 9, 10, 11, 16, 17, 21, 22, 23])
+    bench.step()
+    plan = bench.reclaimer.copies.pending[ROW].plan
+    assert (np.diff(plan.positions) > 0).all()
+    bench.copies.copies[0].finish()
+    bench.step()
+    slots = bench.memory.rows[ROW].numpy()[plan.positions]
+    assert slots.tolist() == plan.dst_slots.tolist()
+    for page in plan.dst_pages.tolist():
+        in_page = slots[slots // 4 == page]
+        assert in_page.tolist() == list(range(page * 4, page * 4 + len(in_page)))
+
+
+def test_a_partly_filled_packed_page_is_packed_again(make_bench: MakeBench) -> None:
+    bench = make_bench(length=86, pages=60)
+    for stride in (2, 4, 8, 16):
+        bench.keep_every(stride)
+        bench.step(pressure=True)
+        for copy in bench.copies.waiting:
+            copy.finish()
+        bench.step(pressure=True)
+        assert bench.survivors_intact()
+        assert bench.violations() == []
+    assert bench.table.live_len == 6 + 2
+    assert bench.reclaimer.private_pages(ROW) == 2 + 1
+
+
+def test_the_threshold_keeps_a_dense_row_and_pressure_does_not(make_bench: MakeBench) -> None:
+    bench = make_bench(length=38)
+    bench.reclaimer.evict_tokens(ROW, [1, 5, 9, 13])
+    assert bench.step().submitted == 0
+    assert bench.step(pressure=True).submitted == 1
+
+
+def test_the_engines_reserve_is_left_alone(make_bench: MakeBench) -> None:
+    bench = make_bench(length=38, pages=12)
+    bench.keep_every(4)
+    assert bench.memory.pool.free_pages() == 2
+    assert bench.step(reserve_pages=2).submitted == 0
+    report = bench.step(reserve_pages=1)
+    assert (report.submitted, report.taken_pages) == (1, 1)
+    for copy in bench.copies.waiting:
+        copy.finish()
+    report = bench.step()
+    assert (report.freed_source_pages, report.submitted) == (4, 1)
+
+
+def test_repacking_goes_on_step_by_step_with_one_free_page(make_bench: MakeBench) -> None:
+    """A plan cut short by headroom does not wait for the hysteresis."""
+    bench = make_bench(length=86, pages=23, hysteresis=0.5)
+    bench.keep_every(4)
+    for _ in range(12):
+        for copy in bench.copies.waiting:
+            copy.finish()
+        bench.step()
+    assert bench.reclaimer.private_pages(ROW) == 6 + 1
+    assert bench.survivors_intact()
+
+
+def test_at_page_size_one_there_is_nothing_to_repack(make_bench: MakeBench) -> None:
+    bench = make_bench(page_size=1, length=30, pages=40)
+    bench.keep_every(3)
+    report = bench.step(pressure=True)
+    assert (report.freed_dead_pages, report.submitted) == (19, 0)
+    assert bench.reclaimer.private_pages(ROW) == 11
+    assert bench.violations() == []
+
+
+def test_the_naive_arm_only_masks(make_bench: MakeBench) -> None:
+    bench = make_bench(length=38, reclaim=False)
+    free = bench.memory.pool.free_pages()
+    bench.keep_every(8)
+    report = bench.step(pressure=True)
+    assert report.freed_dead_pages == report.submitted == 0
+    assert bench.memory.pool.free_pages() == free
+    assert bench.violations() == []
+    assert len(bench.reclaimer.close(ROW)) == 10
+
+
+def test_rows_left_out_are_not_touched(make_bench: MakeBench) -> None:
+    bench = make_bench(length=38)
+    bench.keep_every(8)
+    report = bench.reclaimer.step(sealed_upto={}, pressure=True)
+    assert report.freed_dead_pages == report.submitted == 0
+    report = bench.reclaimer.step(sealed_upto={ROW: 12}, pressure=True)
+    assert report.freed_dead_pages == 1
+
+
+def test_tree_owned_tokens_are_masked_and_their_pages_kept(make_bench: MakeBench) -> None:
+    bench = make_bench(length=38, protected=16)
+    tree = (bench.memory.rows[ROW, :16:4] // 4).tolist()
+    bench.reclaimer.evict_tokens(ROW, np.arange(24))
+    report = bench.step()
+    assert report.freed_dead_pages == 2
+    assert bench.reclaimer.private_pages(ROW) == 4
+    assert bench.table.live_len == 14
+    assert bench.violations(tree) == []
+    assert sorted(bench.reclaimer.close(ROW).tolist() + tree) != []
+    assert not set(tree) & set(bench.memory.pool.free)
+
+
+def test_close_returns_everything_the_tail_included(make_bench: MakeBench) -> None:
+    bench = make_bench(length=38)
+    bench.keep_every(4)
+    bench.memory.grow(ROW, 38, 45)
+    bench.reclaimer.sync_new_tokens(ROW, 45)
+    bench.step()
+    pages = bench.reclaimer.close(ROW)
+    assert len(pages) == 12
+    assert bench.reclaimer.table(ROW) is None
+    assert bench.reclaimer.dead_counts[ROW] == 0
+    assert bench.reclaimer.private_pages(ROW) == 0
+    assert len(bench.reclaimer.close(ROW)) == 0
+
+
+def test_destinations_of_an_ended_request_wait_for_the_fence(make_bench: MakeBench) -> None:
+    bench = make_bench(length=38)
+    bench.keep_every(4)
+    bench.step()
+    copy = bench.copies.copies[0]
+    held = set((copy.dst // 4).tolist())
+    bench.memory.pool.release(bench.reclaimer.close(ROW))
+    bench.memory.rows[ROW] = 0
+    assert bench.reclaimer.held_pages() == 2
+    bench.reclaimer.step(sealed_upto={})
+    assert not held & set(bench.memory.pool.free)
+    copy.finish()
+    bench.reclaimer.step(sealed_upto={})
+    assert held <= set(bench.memory.pool.free)
+    assert bench.memory.pool.free_pages() == bench.memory.pool.total
+
+
+def test_cancel_keeps_the_row_where_it_is_and_lets_it_be_planned_again(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench(length=38)
+    bench.keep_every(4)
+    seen = bench.seen()
+    bench.step()
+    bench.reclaimer.cancel(ROW)
+    assert bench.reclaimer.held_pages() == 2
+    assert bench.violations() == []
+    assert bench.step().submitted == 1
+    for copy in bench.copies.waiting:
+        copy.finish()
+    assert bench.step().committed == 1
+    assert bench.seen() == seen
+    assert bench.reclaimer.private_pages(ROW) == 4
+
+
+def test_drain_leaves_nothing_held(make_bench: MakeBench) -> None:
+    bench = make_bench(length=38)
+    bench.keep_every(4)
+    bench.step()
+    assert bench.reclaimer.drain(1.0)
+    assert bench.reclaimer.held_pages() == 0
+    assert bench.reclaimer.private_pages(ROW) == 4
+    assert bench.survivors_intact()
+
+
+def test_a_failed_copy_is_raised_after_the_step_and_nothing_is_lost(make_bench: MakeBench) -> None:
+    bench = make_bench(length=38)
+    bench.keep_every(4)
+    seen, free = bench.seen(), bench.memory.pool.free_pages()
+    bench.step()
+    bench.copies.copies[0].failed = True
+    with pytest.raises(CopyFailedError):
+        bench.reclaimer.step(sealed_upto={})
+    assert bench.memory.pool.free_pages() == free
+    assert bench.reclaimer.held_pages() == 0
+    assert bench.seen() == seen
+    assert bench.violations() == []
+    assert bench.step().submitted == 1
+
+
+def test_a_refused_submit_gives_the_destinations_back(make_bench: MakeBench) -> None:
+    bench = make_bench(length=38)
+    bench.keep_every(4)
+    free = bench.memory.pool.free_pages()
+
+    def refuse(*args: object) -> None:
+        raise CopyFailedError("no")
+
+    bench.copies.submit = refuse  # type: ignore[method-assign]
+    with pytest.raises(CopyFailedError):
+        bench.step()
+    assert bench.memory.pool.free_pages() == free
+    assert bench.violations() == []
+
+
+def test_a_row_cannot_be_opened_twice_nor_with_a_dead_page_start(make_bench: MakeBench) -> None:
+    bench = make_bench(length=38)
+    with pytest.raises(InvariantError, match="row 1"):
+        bench.reclaimer.open(ROW, Generation(4), object(), 0, 38)
+    bench.memory.grow(2, 0, 12)
+    bench.memory.rows[2, 4] = 0
+    with pytest.raises(InvariantError, match="row 2"):
+        bench.reclaimer.open(Row(2), Generation(1), RECORD, 0, 12)
+
+
+def test_rows_that_can_return_most_go_first() -> None:
+    memory = MarkedRows(page_size=4, pages=40)
+    reclaimer = Reclaimer(
+        rows=memory.rows,
+        buffers=memory.buffers,
+        pool=memory.pool,
+        copier=ManualCopyEngine(),
+        settings=ReclaimSettings(),
+    )
+    for row, length in ((1, 22), (2, 62)):
+        assert memory.grow(row, 0, length)
+        reclaimer.open(Row(row), Generation(1), RECORD, 0, length)
+        victims = np.arange((length - 1) // 4 * 4)
+        reclaimer.evict_tokens(Row(row), victims[victims % 4 != 0])
+    spare = memory.pool.free_pages()
+    report = reclaimer.step(sealed_upto={Row(1): 20, Row(2): 60}, reserve_pages=spare - 4)
+    assert report.taken_pages == 4
+    assert list(reclaimer.copies.pending) == [2]
+
+
+@pytest.mark.parametrize("engine", [SyncCopyEngine, ThreadCopyEngine])
+@pytest.mark.parametrize("page_size", [2, 16])
+def test_steady_state_waste(engine: type, page_size: int) -> None:
+    """Random kills down to 30 %, one token at a time: waste after the last repack is below 5 %."""
+    memory = MarkedRows(page_size=page_size, pages=4000 // page_size, width=1300, layers=1)
+    copier = engine()
+    reclaimer = Reclaimer(
+        rows=memory.rows,
+        buffers=memory.buffers,
+        pool=memory.pool,
+        copier=copier,
+        settings=ReclaimSettings(check=True),
+    )
+    length = 1024 + 1
+    assert memory.grow(1, 0, length)
+    written = memory.live(1, length)
+    table = reclaimer.open(ROW, Generation(1), RECORD, 0, length)
+    victims = np.random.default_rng(0).permutation(1024)[: int(1024 * 0.7)]
+    for start in range(0, len(victims), 16):
+        reclaimer.evict_tokens(ROW, victims[start : start + 16])
+        reclaimer.step(sealed_upto={ROW: 1024})
+    assert reclaimer.drain(10.0)
+    reclaimer.step(sealed_upto={ROW: 1024}, pressure=True)
+    assert reclaimer.drain(10.0)
+    copier.close()
+    assert table.sealed_waste() < 0.05
+    assert all(written[pos] == digest for pos, digest in memory.live(1, length).items())
+    assert reclaimer.violations(memory.pool.free_array()) == []
+
+
+def test_metadata_of_tables_and_plans(make_bench: MakeBench) -> None:
+    bench = make_bench(length=400, pages=200)
+    bench.keep_every(2)
+    before = bench.reclaimer.metadata_bytes()
+    assert before == bench.table.metadata_bytes()
+    bench.step()
+    assert bench.reclaimer.metadata_bytes() >= before + 8 * 198
