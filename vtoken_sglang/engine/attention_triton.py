@@ -1,0 +1,41 @@
+"""SGLang's `triton` backend, reading live tokens only.
+
+Decode (eager and in a CUDA graph, split sizes from live lengths) and extend, two-stage and unified
+(deterministic), are the stock kernels over the lists and lengths of `live_reads`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang.srt.layers.attention.attention_registry import register_attention_backend
+from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+
+from vtoken_sglang.engine.live_reads import LiveLengths, install_live_reads, refuse_model
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+BACKEND_NAME = "triton"
+
+
+class VTokenTritonAttnBackend(LiveLengths, TritonAttnBackend):
+    """Triton attention over live slots."""
+
+    def __init__(self, model_runner: ModelRunner) -> None:
+        super().__init__(model_runner)
+        window = self.sliding_window_size
+        refuse_model(
+            {
+                "sliding-window attention": window is not None and window > 0,
+                "latent attention (MLA)": self.use_mla,
+                "decode context parallelism": self.dcp_size > 1,
+                "a diffusion model": self.dllm_block_size is not None,
+            }
+        )
+        install_live_reads(self.kv_index_translator)
+
+
+def register() -> None:
+    """Make SGLang build our backend under the stock name "triton" in this process."""
+    register_attention_backend(BACKEND_NAME)(VTokenTritonAttnBackend)
