@@ -122,6 +122,7 @@ class ServerProcess:
         address = ("--host", "127.0.0.1", "--port", str(self.port))
         self.command = [sys.executable, *entry, *COMMON_FLAGS, *address, *flags]
         self.start_timeout, self.graceful = start_timeout, graceful
+        self.lock_seconds = self.start_seconds = 0.0  # waiting for the lock; from start to ready
         self._environment = server_environment(environment)
         self._log_path = log
         self._lock = _ServerLock()
@@ -131,10 +132,14 @@ class ServerProcess:
         )
 
     def __enter__(self) -> Self:
+        begun = time.monotonic()
         self._lock.acquire()
+        self.lock_seconds, begun = time.monotonic() - begun, time.monotonic()
         try:
             self._group = ProcessGroup(self.command, self._environment, self._log_path)
             self._wait_until_ready(self._group)
+            self.start_seconds = time.monotonic() - begun
+            print(f"server ready in {self.start_seconds:.1f} s, lock {self.lock_seconds:.1f} s")
         except BaseException:
             self._stop(grace=0)
             raise

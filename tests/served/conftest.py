@@ -10,27 +10,33 @@ from tests.helpers.reference import Reference
 from tests.helpers.server import ServerProcess
 from tests.served.configurations import POOL_FLAGS, STRICT_CHECKS
 from tests.served.mix import Answer, Mix, build_mix, run_mix
+from vtoken_sglang.patching import stage_pristine_overlay
 
 
 @pytest.fixture(scope="session")
 def mix(reference: Reference) -> Mix:
     tokenizer = reference.tokenizer
 
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
     def chat(message: str) -> list[int]:
         text = tokenizer.apply_chat_template(
             [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True
         )
-        return list(tokenizer.encode(text, add_special_tokens=False))
+        return encode(text)
 
-    return build_mix(lambda text: list(tokenizer.encode(text, add_special_tokens=False)), chat)
+    return build_mix(encode, chat)
 
 
 @pytest.fixture(scope="session")
 def stock_answers(
     model_path: Path, mix: Mix, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Answer]:
-    """The mix answered by SGLang as it is, plugin installed but not asked for."""
-    log = tmp_path_factory.mktemp("stock") / "server.log"
+    """The mix answered by SGLang as released: unpatched, the plugin installed but not asked for."""
+    folder = tmp_path_factory.mktemp("stock")
+    overlay = stage_pristine_overlay(folder / "overlay")
     flags = ["--model-path", str(model_path), *POOL_FLAGS]
-    with ServerProcess(flags, log=log, environment=STRICT_CHECKS) as server:
+    environment = {**STRICT_CHECKS, "PYTHONPATH": str(overlay)}
+    with ServerProcess(flags, log=folder / "server.log", environment=environment) as server:
         return run_mix(server, mix)

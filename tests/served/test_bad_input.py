@@ -1,0 +1,163 @@
+"""What a user gets wrong ends in one clear line and leaves nothing running."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.server import (
+    COMMON_FLAGS,
+    PRODUCT,
+    STOCK,
+    ExitedCommand,
+    ServerProcess,
+    run_to_exit,
+)
+from tests.served.configurations import POOL_FLAGS, STRICT_CHECKS
+
+pytestmark = pytest.mark.server
+
+Refuse = Callable[..., ExitedCommand]
+
+
+@pytest.fixture
+def refuse(model_path: Path, tmp_path: Path) -> Refuse:
+    """Run a serve command that must end by itself, without a traceback, leaving nothing."""
+
+    def run(*flags: str, entry: Sequence[str] = PRODUCT, model: str = "") -> ExitedCommand:
+        command = [*entry, "--model-path", model or str(model_path), *COMMON_FLAGS, *flags]
+        done = run_to_exit(command, tmp_path / "output.log")
+        assert done.status != 0, done.output
+        assert "Traceback" not in done.output
+        assert done.leftovers == []
+        return done
+
+    return run
+
+
+def our_line(done: ExitedCommand) -> str:
+    """The single line we wrote."""
+    lines = [line for line in done.output.splitlines() if line.startswith("vtoken-sglang")]
+    assert len(lines) == 1, done.output
+    return lines[0]
+
+
+def test_missing_model(refuse: Refuse, tmp_path: Path) -> None:
+    missing = str(tmp_path / "no-such-model")
+    line = our_line(refuse("--vtoken-policy", "none", model=missing))
+    assert "--model-path: must exist" in line
+    assert missing in line
+
+
+def test_port_in_use(refuse: Refuse) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        line = our_line(refuse("--vtoken-policy", "none", "--port", port))
+    assert "--port: must be free" in line
+    assert port in line
+
+
+@pytest.mark.parametrize("entry", [PRODUCT, STOCK], ids=["vtoken-sglang", "launch_server"])
+def test_unknown_policy(refuse: Refuse, entry: Sequence[str]) -> None:
+    line = our_line(refuse("--vtoken-policy", "best", entry=entry))
+    assert "--vtoken-policy: must be an installed policy" in line
+    assert "'best'" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--vtoken-policy", "none", "--vtoken-polcy", "x"), "--vtoken-polcy: is not an option"),
+        (("--vtoken-keep", "0.5"), "--vtoken-keep: needs --vtoken-policy"),
+        (("--vtoken-policy", "none", "--vtoken-sink", "-1"), "--vtoken-sink: must be at least 0"),
+        (("--vtoken-policy", "none", "--vtoken-sink"), "--vtoken-sink"),
+    ],
+)
+def test_bad_option(refuse: Refuse, flags: tuple[str, ...], said: str) -> None:
+    assert said in our_line(refuse(*flags))
+
+
+def test_unsupported_mode(refuse: Refuse) -> None:
+    line = our_line(refuse("--vtoken-policy", "none", "--speculative-algorithm", "NGRAM"))
+    assert "--speculative-algorithm NGRAM is not supported" in line
+    assert "Remedy" in line
+
+
+def test_a_flag_that_sglang_does_not_know(refuse: Refuse) -> None:
+    done = refuse("--vtoken-policy", "none", "--no-such-flag")
+    assert done.output.rstrip().splitlines()[-1].endswith("arguments: --no-such-flag")
+
+
+@pytest.fixture(scope="module")
+def server(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    log = tmp_path_factory.mktemp("bad-input") / "server.log"
+    flags = ["--model-path", str(model_path), "--vtoken-policy", "none", *POOL_FLAGS]
+    with ServerProcess(flags, log=log, entry=PRODUCT, environment=STRICT_CHECKS) as running:
+        yield running
+
+
+def request_with(options: object) -> dict[str, Any]:
+    return {
+        "text": "The capital of France is",
+        "sampling_params": {
+            "temperature": 0,
+            "max_new_tokens": 4,
+            "custom_params": {"vtoken": options},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "value"),
+    [
+        ("fast", "vtoken: must be an object of options", "'fast'"),
+        ({"bugdet": 64}, "vtoken.bugdet: is not an option", "'bugdet'"),
+        ({"sink": -3}, "vtoken.sink: must be at least 0", "-3"),
+        ({"sink": "4"}, "vtoken.sink: must be of type int", "'4'"),
+        ({"keep": 0.5}, "vtoken.keep: this server prunes nothing", "0.5"),
+        ({"policy": "streaming_llm"}, "vtoken.policy: this server prunes nothing", "streaming_llm"),
+    ],
+)
+def test_malformed_request_option(
+    server: ServerProcess, options: object, said: str, value: str
+) -> None:
+    response = server.post("/generate", request_with(options))
+    assert response.status_code == 400, response.text
+    message = response.json()["error"]["message"]
+    assert said in message
+    assert value in message
+
+
+def test_malformed_option_of_a_chat_request(server: ServerProcess) -> None:
+    body = {
+        "model": "default",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 4,
+        "custom_params": {"vtoken": {"sink": -3}},
+    }
+    response = server.post("/v1/chat/completions", body)
+    assert response.status_code == 400, response.text
+    assert "vtoken.sink: must be at least 0" in response.text
+
+
+def test_well_formed_options_are_accepted(server: ServerProcess) -> None:
+    answer = server.generate(request_with({"sink": 8, "publish": "never"}))
+    assert answer["meta_info"]["completion_tokens"] == 4
+
+
+def test_a_client_that_leaves_does_not_stop_the_server(server: ServerProcess) -> None:
+    payload = {
+        "text": "Once upon a time",
+        "sampling_params": {"temperature": 0, "max_new_tokens": 600, "ignore_eos": True},
+    }
+    events = server.stream(payload)
+    next(events)
+    events.close()  # type: ignore[attr-defined]
+    assert server.generate(request_with({}))["meta_info"]["completion_tokens"] == 4
+    assert server.get("/health").status_code == 200
