@@ -20,7 +20,12 @@ class Progress:
         self._bar: tqdm[None] | None = None
         if self._stream.isatty():
             self._bar = tqdm(
-                total=runs * requests_per_run, unit="request", file=self._stream, leave=False
+                total=runs * requests_per_run,
+                unit="request",
+                file=self._stream,
+                leave=False,
+                disable=False,  # whatever TQDM_DISABLE says about the downloads of others
+                smoothing=0,  # rate over everything so far, so that server starts count
             )
 
     def say(self, text: str) -> None:

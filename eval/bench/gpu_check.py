@@ -1,0 +1,291 @@
+"""`scripts/gpu_check.sh`: check and measure the CUDA path on one GPU, with nothing to download.
+
+    kernels      every Triton kernel against its PyTorch twin                   kernel_mismatches
+    flashinfer   real plans over compacted rows, graph replay across a flip     flashinfer_max_error
+    times        copy, pack, decode attention                                   copy_ratio, ...
+    served       with --model, where sglang is installed: real servers, compared by `eval quick`
+
+Each part writes its figures when it is done, so a run that is cut short keeps what it measured. A
+part that cannot run here says why and writes nothing; one that fails does not stop the others.
+`--dry-run` needs no GPU: the kernels run in Triton's interpreter, the FlashInfer code on a
+stand-in given by its caller, and nothing is measured or written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import secrets
+import shlex
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eval import provenance
+from eval.arms import ARMS
+from eval.figures import write_figures
+from eval.table import aligned, number
+
+from . import flashinfer_checks
+from .flashinfer_loader import load_flashinfer
+from .kernel_checks import Case, check_kernels
+
+TOPIC = "cuda"
+DEFAULT_OUT = Path(__file__).resolve().parents[2] / "docs" / "results" / "cuda.json"
+SMALL = flashinfer_checks.Sizes(
+    q_heads=4, kv_heads=2, dim=32, lanes=3, span=100, own=9, dtype=torch.float32
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Check:
+    """One run.
+
+    Fields:
+        model, dataset: what to serve; without both, nothing is.
+        library: FlashInfer's wrappers, or None with the reason in `missing`.
+        cases: comparisons so far; any that did not pass makes the run fail.
+        figures: measured so far.
+        missing: what could not run here -> why.
+    """
+
+    device: torch.device
+    seed: int
+    repeats: int
+    dry: bool
+    model: str | None = None
+    dataset: str | None = None
+    library: Any = None
+    cases: list[Case] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def sizes(self, **changes: Any) -> list[flashinfer_checks.Sizes]:
+        """What FlashInfer is compared on."""
+        if self.dry:
+            return [SMALL]
+        return [
+            flashinfer_checks.Sizes(**changes),
+            flashinfer_checks.Sizes(
+                q_heads=9, kv_heads=3, dim=64, dtype=torch.float16, own=17, **changes
+            ),
+        ]
+
+
+def kernels(check: Check) -> None:
+    """Compare every kernel with its twin."""
+    cases = check_kernels(check.device, check.seed, small=check.dry)
+    check.cases += cases
+    wrong = sum(not case.passed for case in cases)
+    unit = f"of {len(cases)} comparisons with the PyTorch twins"
+    check.figures["kernel_mismatches"] = {"value": wrong, "unit": unit, "spread": None}
+
+
+def flashinfer(check: Check) -> None:
+    """Compare FlashInfer over compacted rows with plain attention; flip under a captured graph."""
+    generator = torch.Generator(check.device).manual_seed(check.seed)
+    errors: list[float] = []
+    mismatches = lanes = 0
+    for sizes in check.sizes():
+        limit = flashinfer_checks.LIMITS[sizes.dtype]
+        label = f"{sizes.q_heads}x{sizes.kv_heads}x{sizes.dim} {sizes.dtype}"
+        for part in (
+            flashinfer_checks.decode_errors,
+            flashinfer_checks.page_errors,
+            flashinfer_checks.extend_errors,
+        ):
+            pruned = flashinfer_checks.make_pruned(sizes, check.device, generator)
+            for what, error in part(check.library, pruned, generator):
+                case = Case(kernel="flashinfer", what=f"{what}, {label}", error=error, limit=limit)
+                check.cases.append(case)
+                errors.append(error)
+        differing, error = flashinfer_checks.graph_flip_mismatches(
+            check.library, sizes, check.device, generator
+        )
+        what = f"graph, {label}"
+        check.cases += [
+            Case(kernel="flashinfer", what=what, error=error, limit=limit),
+            Case(kernel="flip", what=what, error=differing),
+        ]
+        errors.append(error)
+        mismatches += differing
+        lanes += sizes.lanes
+    check.figures["flashinfer_max_error"] = {
+        "value": max(errors),
+        "unit": "absolute, from float64 attention over values of variance 1",
+        "spread": None,
+    }
+    check.figures["graph_flip_mismatches"] = {
+        "value": mismatches,
+        "unit": f"of {lanes} lanes whose bits changed when every live token moved",
+        "spread": None,
+    }
+
+
+def copy_times(check: Check) -> None:
+    """Bandwidth of moving slots."""
+    from .kernel_times import copy_figures
+
+    check.figures.update(copy_figures(check.device, check.repeats, check.seed))
+
+
+def pack_times(check: Check) -> None:
+    """`pack_live` against SGLang's index kernel."""
+    from .kernel_times import pack_figures
+
+    check.figures.update(pack_figures(check.device, check.repeats, check.seed))
+
+
+def attention_times(check: Check) -> None:
+    """Decode attention over scattered, repacked and paged slots."""
+    from .kernel_times import attention_figures
+
+    check.figures.update(attention_figures(check.library, check.device, check.repeats, check.seed))
+
+
+def served(check: Check) -> None:
+    """Serve a small model on this GPU, stock against ours, by the evaluation's own command.
+
+    Raises:
+        ImportError: sglang is not installed, or no model was named.
+    """
+    if check.model is None or check.dataset is None:
+        raise ImportError("no --model and --dataset")
+    if importlib.util.find_spec("sglang") is None:
+        raise ImportError("sglang is not installed")
+    ours = "auto" if "auto" in ARMS else "hook-only"
+    command = [sys.executable, "-m", "eval", "quick", "--device", "cuda"]
+    command += ["--arms", f"stock,{ours}" if ours == "auto" else f"stock,native,{ours}"]
+    command += ["--model", check.model, "--dataset", check.dataset, "--repeats", "1"]
+    status = subprocess.run(command, check=False).returncode
+    check.cases.append(Case(kernel="served", what=shlex.join(command[2:]), error=status))
+
+
+PARTS: tuple[tuple[Callable[[Check], None], bool, bool], ...] = (
+    # part, needs FlashInfer, needs a GPU
+    (kernels, False, False),
+    (copy_times, False, True),
+    (pack_times, False, True),
+    (flashinfer, True, False),
+    (attention_times, True, True),
+    (served, False, True),
+)
+
+
+def run(check: Check, save: Callable[[Check], None]) -> None:
+    """Run every part that can run here; `save` after each."""
+    for part, needs_flashinfer, needs_gpu in PARTS:
+        if check.dry and needs_gpu:
+            check.missing[part.__name__] = "a time needs a GPU"
+            continue
+        if needs_flashinfer and check.library is None:
+            check.missing[part.__name__] = check.missing.get("flashinfer", "no FlashInfer")
+            continue
+        started = time.monotonic()
+        try:
+            part(check)
+        except ImportError as error:
+            check.missing[part.__name__] = str(error)
+            continue
+        except Exception as error:
+            # A kernel that does not compile on this GPU must not hide what the others do.
+            traceback.print_exc()
+            what = f"raised {type(error).__name__}: {error}"
+            check.cases.append(Case(kernel=part.__name__, what=what, error=float("inf")))
+            continue
+        print(f"{part.__name__}: done in {time.monotonic() - started:.0f} s", flush=True)
+        save(check)
+
+
+def saver(out: Path, commit: str | None) -> Callable[[Check], None]:
+    """What writes the figures measured so far to `out`. `commit`: where git does not know."""
+    words = provenance.portable_command(["scripts/gpu_check.sh", *sys.argv[1:]])
+    machine = provenance.machine("cuda")
+
+    def save(check: Check) -> None:
+        document = {
+            "topic": TOPIC,
+            "command": words,
+            "commit": provenance.git_commit() or commit,
+            "device": provenance.device_label(machine),
+            "versions": provenance.versions(),
+            "settings": {"seed": check.seed},
+            "repeats": check.repeats,
+            "figures": check.figures,
+        }
+        write_figures(out, document)
+
+    return save
+
+
+def report(check: Check) -> str:
+    """A short table of figures, failed comparisons, and what did not run."""
+    rows = [["figure", "value", "unit"]]
+    for name, figure in check.figures.items():
+        value = figure["value"]
+        rows.append([name, str(value) if isinstance(value, int) else _shown(value), figure["unit"]])
+    lines = ["dry run on a CPU: nothing was measured"] if check.dry else [aligned(rows)]
+    failed = [case for case in check.cases if not case.passed]
+    lines.append(f"{len(check.cases)} comparisons, {len(failed)} failed")
+    lines += [f"FAILED {case.kernel}: {case.what}: {case.error} > {case.limit}" for case in failed]
+    lines += [f"not run: {name}: {why}" for name, why in check.missing.items()]
+    return "\n".join(lines)
+
+
+def _shown(value: float) -> str:
+    return number(value) if value >= 1e-3 else f"{value:.1e}"
+
+
+def dry_run(seed: int, library: Any) -> Check:
+    """Everything that runs without a GPU, in a process whose Triton interprets."""
+    check = Check(device=torch.device("cpu"), seed=seed, repeats=0, dry=True, library=library)
+    run(check, lambda check: None)
+    return check
+
+
+def main(words: Sequence[str] | None = None, stand_in: Any = None) -> int:
+    """Exit status: 0 all comparisons passed, 1 some failed, 2 no GPU and no --dry-run."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dry-run", action="store_true", help="without a GPU; measures nothing")
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="figures file")
+    parser.add_argument("--repeats", type=int, default=30, help="timed runs of each kernel")
+    parser.add_argument("--seed", type=int, help="default: a fresh one, printed")
+    parser.add_argument("--commit", help="commit of these files, where git cannot say")
+    parser.add_argument("--model", help="folder of a small model to serve as well")
+    parser.add_argument("--dataset", help="ShareGPT-format file to serve it with")
+    chosen = parser.parse_args(words)
+    seed = secrets.randbits(31) if chosen.seed is None else chosen.seed
+    print(f"seed {seed}")
+    if chosen.dry_run:
+        check = dry_run(seed, stand_in)
+        print(report(check))
+        return int(any(not case.passed for case in check.cases))
+    if not torch.cuda.is_available():
+        print("error: no CUDA device here, so nothing was measured (--dry-run needs none)")
+        return 2
+    check = Check(
+        device=torch.device("cuda", 0),
+        seed=seed,
+        repeats=chosen.repeats,
+        dry=False,
+        model=chosen.model,
+        dataset=chosen.dataset,
+    )
+    try:
+        check.library = load_flashinfer()
+    except ImportError as error:
+        check.missing["flashinfer"] = str(error)
+    run(check, saver(chosen.out, chosen.commit))
+    print(report(check))
+    return int(any(not case.passed for case in check.cases))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,139 @@
+"""Times on a GPU: copying slots, packing rows, decode attention over scattered and packed rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from eval.metrics import spread
+from vtoken_sglang.engine.page_mode import to_pages
+from vtoken_sglang.kernels.triton_copy_slots import copy_slots_triton
+from vtoken_sglang.kernels.triton_pack_live import pack_live_triton
+
+from .flashinfer_checks import Pruned, Sizes, make_pruned, plan_decode, repacked, workspace
+from .rows import random_rows
+from .timing import ratio_figure, times_ms
+
+LAYERS, HEADS, DIM, PAGE = 32, 8, 128, 16
+POOL_SHARE = 0.25  # of the free device memory, for the copied pool
+MOVED_SHARE = 0.2  # of the pool's slots, moved by one copy
+
+
+def copy_figures(device: torch.device, repeats: int, seed: int) -> dict[str, Any]:
+    """`copy_ratio`: the bandwidth of moving slots, as a share of the device's own copy.
+
+    Both read and write the same number of bytes; the slots are those of whole scattered pages
+    with holes, as a repack finds them, going to whole pages.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    row_bytes = HEADS * DIM * 2
+    free = torch.cuda.mem_get_info(device)[0]
+    num_pages = int(free * POOL_SHARE) // (row_bytes * 2 * LAYERS * PAGE)
+    buffers = [
+        torch.zeros(num_pages * PAGE, HEADS, DIM, dtype=torch.bfloat16, device=device)
+        for _ in range(2 * LAYERS)
+    ]
+    order = torch.randperm(num_pages, device=device, generator=generator)
+    moved = int(num_pages * PAGE * MOVED_SHARE)
+    offsets = torch.arange(PAGE, device=device)
+    sources = (order[: num_pages // 2, None] * PAGE + offsets).flatten()
+    kept = torch.randperm(len(sources), device=device, generator=generator)[:moved].sort().values
+    src = sources[kept]
+    targets = (order[num_pages // 2 :, None] * PAGE + offsets).flatten()
+    dst = targets[: len(src)]
+    ours = times_ms(lambda: copy_slots_triton(buffers, src, dst), repeats)
+    half = len(src) * row_bytes * 2 * LAYERS
+    flat_from, flat_to = (torch.zeros(half, dtype=torch.uint8, device=device) for _ in range(2))
+    device_copy = times_ms(lambda: flat_to.copy_(flat_from), repeats)
+    unit = "share of the bandwidth of a device copy of as many bytes"
+    rates = spread([2 * half / milliseconds / 1e6 for milliseconds in ours])
+    return {
+        "copy_ratio": ratio_figure(device_copy, ours, unit),
+        "copy_bandwidth": {
+            "value": rates.pop("median"),
+            "unit": f"GB/s read and written, {len(src)} slots of {2 * LAYERS} buffers",
+            "spread": rates,
+        },
+    }
+
+
+def pack_figures(device: torch.device, repeats: int, seed: int) -> dict[str, Any]:
+    """`pack_time_ratio_*`: `pack_live` over SGLang's own gather of whole rows.
+
+    Raises:
+        ImportError: SGLang is not installed.
+    """
+    from vtoken_sglang.engine.stock_index import gather_rows
+
+    generator = torch.Generator(device).manual_seed(seed)
+    figures = {}
+    for lanes, span in ((64, 4_096), (8, 131_072)):
+        rows = random_rows(lanes, span, 0.3, device, generator)
+        whole = torch.cat([rows.spans.new_zeros(1), rows.spans.cumsum(0)]).to(torch.int32)
+        out = torch.empty(int(whole[-1]), dtype=torch.int32, device=device)
+        table, row_ids = rows.table, rows.row_ids
+
+        def pack(rows: Any = rows, out: torch.Tensor = out, span: int = span) -> None:
+            pack_live_triton(rows.table, rows.row_ids, rows.spans, rows.indptr, out, max_span=span)
+
+        def gather(rows: Any = rows, out: torch.Tensor = out, whole: Any = whole) -> None:
+            gather_rows(rows.table, rows.row_ids, rows.spans, whole, out)
+
+        assert len(table) > len(row_ids)
+        unit = f"time, ours / SGLang's index kernel, {lanes} rows of {span}, 0.3 alive"
+        ratio = ratio_figure(times_ms(pack, repeats), times_ms(gather, repeats), unit)
+        figures[f"pack_time_ratio_{lanes}x{span}"] = ratio
+    return figures
+
+
+def attention_figures(
+    library: Any, device: torch.device, repeats: int, seed: int
+) -> dict[str, Any]:
+    """Decode attention at 0.3 kept: scattered, repacked, and repacked with page lists."""
+    generator = torch.Generator(device).manual_seed(seed)
+    sizes = Sizes(lanes=32, span=8192)
+    pruned = make_pruned(sizes, device, generator)
+    dense = repacked(pruned)
+    q = pruned.random(sizes.lanes, sizes.q_heads, generator)
+    scattered = times_ms(_slot_decode(library, pruned, q), repeats)
+    packed = times_ms(_slot_decode(library, dense, q), repeats)
+    paged = times_ms(_page_decode(library, dense, q), repeats)
+    del pruned, dense
+    full = make_pruned(Sizes(lanes=32, span=8192, keep=1.0), device, generator)
+    unpruned = times_ms(_slot_decode(library, full, q), repeats)
+    what = f"{sizes.lanes} lanes of {sizes.span}, 0.3 kept, decode kernel time"
+    return {
+        "decode_time_ratio_repacked_keep30": ratio_figure(
+            packed, scattered, f"repacked / scattered slots, {what}"
+        ),
+        "decode_time_ratio_page_mode_keep30": ratio_figure(
+            paged, packed, f"page lists / slot lists over repacked slots, {what}"
+        ),
+        "decode_time_ratio_pruned_keep30": ratio_figure(
+            scattered, unpruned, f"scattered slots / nothing evicted, {what}"
+        ),
+    }
+
+
+def _slot_decode(library: Any, pruned: Pruned, q: torch.Tensor) -> Any:
+    wrapper = _decode_wrapper(library, q.device)
+    plan_decode(wrapper, pruned, *pruned.lists())
+    pool, scale = (pruned.k, pruned.v), pruned.sizes.dim**-0.5
+    return lambda: wrapper.forward(q, pool, sm_scale=scale)
+
+
+def _page_decode(library: Any, pruned: Pruned, q: torch.Tensor) -> Any:
+    sizes = pruned.sizes
+    wrapper = _decode_wrapper(library, q.device)
+    pages = to_pages(*pruned.lists(), sizes.page_size)
+    types = {"q_data_type": sizes.dtype, "data_type": sizes.dtype}
+    wrapper.begin_forward(*pages, *sizes.heads, sizes.page_size, **types)
+    pool = tuple(part.view(-1, sizes.page_size, *part.shape[1:]) for part in (pruned.k, pruned.v))
+    return lambda: wrapper.forward(q, pool, sm_scale=sizes.dim**-0.5)
+
+
+def _decode_wrapper(library: Any, device: torch.device) -> Any:
+    return library.BatchDecodeWithPagedKVCacheWrapper(
+        workspace(device), "NHD", backend="fa2", use_tensor_cores=True
+    )

@@ -1,0 +1,152 @@
+"""`scripts/gpu_check.sh` without a GPU: it refuses to measure, and its checks can fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from eval.bench import gpu_check
+from eval.bench.flashinfer_loader import NAMES, load_flashinfer
+from eval.bench.gpu_check import Check, report, run
+from eval.bench.kernel_checks import Case
+from tests.helpers import flashinfer_stand_in as stand_in
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def cpu_check(library: Any = stand_in) -> Check:
+    return Check(device=torch.device("cpu"), seed=1, repeats=0, dry=True, library=library)
+
+
+def failed(check: Check) -> set[str]:
+    return {case.what for case in check.cases if not case.passed}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_nothing_is_measured_or_written(tmp_path: Path) -> None:
+    out = tmp_path / "cuda.json"
+    done = subprocess.run(
+        ["bash", str(ROOT / "scripts" / "gpu_check.sh"), "--out", str(out)],
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "no CUDA device here, so nothing was measured" in done.stdout
+    assert not out.exists()
+
+
+def test_the_dry_run_passes_in_the_interpreter(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.helpers.gpu_dry_run", "--dry-run"]
+    out = tmp_path / "cuda.json"
+    done = subprocess.run(
+        [*command, "--out", str(out)],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 failed" in done.stdout
+    assert "nothing was measured" in done.stdout
+    for part in ("copy_times", "pack_times", "attention_times", "served"):
+        assert f"not run: {part}" in done.stdout
+    assert not out.exists()
+
+
+def test_flashinfer_comparisons_pass_on_the_stand_in() -> None:
+    check = cpu_check()
+    gpu_check.flashinfer(check)
+    assert failed(check) == set()
+    assert check.figures["graph_flip_mismatches"]["value"] == 0
+    what = " ".join(case.what for case in check.cases)
+    for part in ("CUDA cores", "tensor cores", "page lists", "ragged and paged", "paged only"):
+        assert part in what
+    assert {case.kernel for case in check.cases} == {"flashinfer", "flip"}
+
+
+class WrongDecode(stand_in.BatchDecodeWithPagedKVCacheWrapper):
+    def forward(self, q: torch.Tensor, paged_kv_cache: Any, **options: Any) -> torch.Tensor:
+        return super().forward(q, paged_kv_cache, **options) * 1.01
+
+
+def wrong_merge(v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor) -> Any:
+    return (v_a + v_b) / 2, s_a
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "seen"),
+    [
+        ("BatchDecodeWithPagedKVCacheWrapper", WrongDecode, "decode, page lists"),
+        ("merge_state", wrong_merge, "extend, ragged and paged"),
+    ],
+)
+def test_a_wrong_library_fails(name: str, wrong: Any, seen: str) -> None:
+    names = {entry: getattr(stand_in, entry) for entry in stand_in.__all__}
+    check = cpu_check(SimpleNamespace(**{**names, name: wrong}))
+    gpu_check.flashinfer(check)
+    assert any(what.startswith(seen) for what in failed(check))
+
+
+class Forgetful(stand_in.BatchDecodeWithPagedKVCacheWrapper):
+    """Its second replay differs, as if the flip had changed what is read."""
+
+    def forward(self, q: torch.Tensor, paged_kv_cache: Any, **options: Any) -> torch.Tensor:
+        out = super().forward(q, paged_kv_cache, **options)
+        return out + 1e-7 * len(self.plans)
+
+
+def test_a_flip_that_changes_bits_is_counted() -> None:
+    names = {entry: getattr(stand_in, entry) for entry in stand_in.__all__}
+    check = cpu_check(SimpleNamespace(**{**names, "BatchDecodeWithPagedKVCacheWrapper": Forgetful}))
+    gpu_check.flashinfer(check)
+    assert check.figures["graph_flip_mismatches"]["value"] > 0
+    assert any(case.kernel == "flip" and not case.passed for case in check.cases)
+
+
+def test_not_a_number_does_not_pass() -> None:
+    assert not Case(kernel="x", what="y", error=float("nan"), limit=1.0).passed
+    assert not Case(kernel="x", what="y", error=2.0, limit=1.0).passed
+    assert Case(kernel="x", what="y", error=1.0, limit=1.0).passed
+
+
+def test_a_part_that_raises_fails_the_run_and_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(check: Check) -> None:
+        raise RuntimeError("does not compile")
+
+    def absent(check: Check) -> None:
+        raise ImportError("sglang")
+
+    def good(check: Check) -> None:
+        check.figures["x"] = {"value": 1.5, "unit": "u", "spread": None}
+
+    saved: list[list[str]] = []
+    parts = ((broken, False, False), (absent, False, False), (good, False, False))
+    monkeypatch.setattr(gpu_check, "PARTS", parts)
+    check = cpu_check(None)
+    check.dry = False
+    run(check, lambda check: saved.append(list(check.figures)))
+    assert saved == [["x"]]
+    assert check.missing == {"absent": "sglang"}
+    text = report(check)
+    assert "FAILED broken: raised RuntimeError: does not compile" in text
+    assert "not run: absent: sglang" in text
+    assert ["x", "1.50", "u"] in [line.split() for line in text.splitlines()]
+
+
+def test_parts_of_flashinfer_load() -> None:
+    """A whole installation gives every name that the checks use."""
+    pytest.importorskip("flashinfer")
+    library = load_flashinfer()
+    assert set(vars(library)) == set(NAMES)
