@@ -71,6 +71,9 @@ cache_bytecode() {
         return
     fi
     CUDA_VISIBLE_DEVICES="" PYTHONDONTWRITEBYTECODE="" "$BIN/python" -W ignore -c '
+import logging
+
+logging.disable(logging.WARNING)
 import sglang.launch_server
 import sglang.srt.entrypoints.http_server
 import sglang.srt.managers.detokenizer_manager

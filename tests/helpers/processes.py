@@ -66,41 +66,41 @@ class ProcessGroup:
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in psutil.Process(self.pid).children(recursive=True):
                 found.setdefault(process.pid, process)
-        return [process for process in found.values() if _alive(process)]
+        return [process for process in found.values() if alive(process)]
 
-    def end(self, grace: float) -> list[str]:
+    def end(self, grace: float, watched: Sequence[psutil.Process] = ()) -> list[str]:
         """Ask the command to stop, wait up to `grace` seconds, then kill what is left.
 
-        Returns one line for each process that outlived the command on its own; empty is healthy.
+        `watched` are members seen earlier, in case one has left the session since. Returns one
+        line for each process that outlived the command on its own; empty is healthy.
         """
-        watched = self.members()
+        watched = [*watched, *self.members()]
         if self.popen.poll() is None and grace > 0:
             self.popen.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.popen.wait(grace)
         ended_by_itself = self.popen.poll() is not None
-        leftovers = self.leftovers(watched, wait=5.0) if ended_by_itself else []
+        leftovers = self._leftovers(watched, wait=5.0) if ended_by_itself else []
         for process in {*watched, *self.members()}:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         self.popen.kill()
         self.popen.wait(10)
-        stuck = self.leftovers(watched, wait=10.0)
+        stuck = self._leftovers(watched, wait=10.0)
         assert not stuck, f"processes survived SIGKILL: {stuck}"
         return leftovers
 
-    def leftovers(self, watched: Sequence[psutil.Process], wait: float) -> list[str]:
-        """Return descriptions of group members still alive after `wait` seconds at most."""
+    def _leftovers(self, watched: Sequence[psutil.Process], wait: float) -> list[str]:
         deadline = time.monotonic() + wait
         while True:
-            alive = {*(process for process in watched if _alive(process)), *self.members()}
-            alive.discard(psutil.Process())  # never ourselves
-            if not alive or time.monotonic() > deadline:
-                return [_describe(process) for process in alive]
+            left = {*(process for process in watched if alive(process)), *self.members()}
+            if not left or time.monotonic() > deadline:
+                return [_describe(process) for process in left]
             time.sleep(0.1)
 
 
-def _alive(process: psutil.Process) -> bool:
+def alive(process: psutil.Process) -> bool:
+    """Whether a process still runs; one that only waits to be reaped does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -93,8 +93,7 @@ def run_to_exit(
                 raise AssertionError(f"still running after {timeout:.0f} s\n{_tail(group)}")
             watched = list({*watched, *group.members()})
             time.sleep(0.2)
-        leftovers = group.leftovers(watched, wait=5.0)
-        group.end(grace=0)
+        leftovers = group.end(grace=0, watched=watched)
         return ExitedCommand(group.popen.returncode, group.output(), leftovers)
     finally:
         lock.release()
@@ -185,8 +184,10 @@ class ServerProcess:
         """Everything the server wrote so far."""
         return self._log_path.read_text(encoding="utf-8", errors="replace")
 
-    def alive(self) -> bool:
-        return self._group is not None and self._group.popen.poll() is None
+    @property
+    def exit_status(self) -> int | None:
+        """Exit status of the launcher; None while it runs, negative when a signal ended it."""
+        return self._group.popen.poll() if self._group is not None else None
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self._client.get(path, **options)

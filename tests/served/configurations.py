@@ -14,6 +14,7 @@ STRICT_CHECKS = {
 
 POOL_FLAGS = (
     *("--max-total-tokens", "4096", "--max-running-requests", "16"),
+    *("--mem-fraction-static", "0.3"),  # derived, it comes out negative with chunking off
     "--constrained-json-disable-any-whitespace",
 )
 
