@@ -130,3 +130,13 @@ def model_facts(model: str) -> dict[str, Any]:
         weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("*.gguf")]
         facts["weight_bytes"] = sum(path.stat().st_size for path in weights)
     return facts
+
+
+def origin(device: str) -> dict[str, Any]:
+    """Everything above about this moment: versions, patch series, commit, machine."""
+    return {
+        "versions": versions(),
+        "patch_series": patch_series_hash(),
+        "commit": git_commit(),
+        "machine": machine(device),
+    }

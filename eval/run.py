@@ -166,6 +166,8 @@ def evaluate(prepared: Prepared, folder: Path, command: str, progress: Progress)
         The result.
     """
     started = datetime.now(UTC)
+    # Taken now, for a checkout may move on while servers run that have loaded what it was.
+    origin = {"command": command, **provenance.origin(prepared.config.device)}
     runs: list[dict[str, Any]] = []
     try:
         for repeat in range(prepared.config.repeats):
@@ -176,27 +178,26 @@ def evaluate(prepared: Prepared, folder: Path, command: str, progress: Progress)
     except BaseException:
         if runs:
             with contextlib.suppress(Exception):  # the first failure is the one to report
-                write_result(folder, describe(prepared, command, started, runs), "partial.json")
+                write_result(folder, describe(prepared, origin, started, runs), "partial.json")
         raise
-    result = describe(prepared, command, started, runs)
+    result = describe(prepared, origin, started, runs)
     write_result(folder, result)
     return result
 
 
 def describe(
-    prepared: Prepared, command: str, started: datetime, runs: Sequence[Mapping[str, Any]]
+    prepared: Prepared,
+    origin: Mapping[str, Any],
+    started: datetime,
+    runs: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """The result document of the given runs: provenance, summaries, comparisons, raw runs."""
     dataset, workload = prepared.dataset, prepared.workload
     return {
-        "command": command,
+        **origin,
         "started": started.isoformat(timespec="seconds"),
         "duration_s": (datetime.now(UTC) - started).total_seconds(),
         "config": prepared.config.to_dict(),
-        "versions": provenance.versions(),
-        "patch_series": provenance.patch_series_hash(),
-        "commit": provenance.git_commit(),
-        "machine": provenance.machine(prepared.config.device),
         "model": dict(prepared.model),
         "dataset": {
             "name": dataset.name,
