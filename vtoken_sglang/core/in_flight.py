@@ -7,7 +7,7 @@ orphan ──fence passed──▶ destinations free          (never before: a l
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -45,6 +45,7 @@ class Settled:
         moved_tokens: row entries flipped.
         source_pages: page ids set free by flips; the caller releases them.
         orphan_pages: page ids of given-up copies that are over; the caller releases them.
+        forked: (row, new tree-owned length) of forks that were flipped.
         failures: copies that failed; the caller raises one once its own state is consistent.
     """
 
@@ -54,6 +55,7 @@ class Settled:
     source_pages: list[Int64Array] = field(default_factory=list)
     orphan_pages: list[Int64Array] = field(default_factory=list)
     failures: list[CopyFailedError] = field(default_factory=list)
+    forked: list[tuple[Row, int]] = field(default_factory=list)
 
 
 class CopiesInFlight:
@@ -74,12 +76,16 @@ class CopiesInFlight:
         copier: CopyEngine,
         check: bool,
         identity: Identity | None,
+        on_fork: Callable[[Row, int], None] | None = None,
     ) -> None:
+        """`on_fork(row, new_protected_len)`: a fork was flipped; the tree's pages above that length
+        are no longer the row's, so the engine gives up its lock on them, in this safe point."""
         self._rows = rows
         self._buffers = buffers
         self._copier = copier
         self._check = check
         self._identity = identity
+        self._on_fork = on_fork
         self.pending: dict[Row, PendingCopy] = {}
         self.orphans: list[tuple[Int64Array, Fence]] = []
         self.corrupt_copies = 0
@@ -143,6 +149,9 @@ class CopiesInFlight:
         finally:
             # Host state of the rows flipped so far has changed: their entries must follow.
             done.moved_tokens = writes.flush(self._rows)
+            if self._on_fork is not None:
+                for row, new_protected_len in done.forked:
+                    self._on_fork(row, new_protected_len)
         self._release_orphans(done)
         return done
 
@@ -170,6 +179,8 @@ class CopiesInFlight:
             pass
         else:
             del self.pending[row]
+            if copy.plan.new_protected_len is not None:
+                done.forked.append((row, copy.plan.new_protected_len))
             done.source_pages.append(pages)
             done.committed += 1
             return

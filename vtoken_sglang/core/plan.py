@@ -13,7 +13,10 @@ NEVER_REPACKED: Final = -1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepackPlan:
-    """Move every live token of some sealed private pages of one row into fewer, new pages.
+    """Move every live token of some pages of one row into new private pages.
+
+    A repack empties sealed private pages into fewer ones. A fork (copy-on-write) copies live tokens
+    out of tree-owned pages, which stay as they are: it has no source pages of its own to free.
 
     Token i of the plan (in ascending position order) goes to place i of the destinations, page
     after page, so every destination is full except perhaps the last.
@@ -24,11 +27,13 @@ class RepackPlan:
         positions: int32 [n], ascending, the tokens that were alive.
         page_size: tokens per page.
         src_slots: int32 [n], where each token's K/V is.
-        source_codes: int32 [s], the table's names of the pages that are emptied.
+        source_codes: int32 [s], the table's names of the pages that are emptied; none for a fork.
         source_pages: int64 [s], their page ids; they return to the pool at the flip.
-        dst_pages: int64 [d], d < s, taken from the pool when the plan is made and held until the
-            copy's fence has passed.
+        dst_pages: int64 [d], d < s unless it is a fork, taken from the pool when the plan is made
+            and held until the copy's fence has passed.
         limited: a limit cut the plan short; the next look need not wait for the hysteresis.
+        new_protected_len: where the tree-owned part of the row ends after a fork's flip (page
+            multiple); None for a repack.
     """
 
     row: Row
@@ -41,6 +46,7 @@ class RepackPlan:
     source_pages: Int64Array
     dst_pages: Int64Array
     limited: bool
+    new_protected_len: int | None = None
 
     @property
     def dst_slots(self) -> Int64Array:
@@ -62,6 +68,8 @@ class RepackPlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
     """What one safe point did. All counts are of this step only, except the last two.
+
+    Forks count in `committed`, `dropped` and `moved_tokens` as repacks do.
 
     Fields:
         committed, dropped: plans whose flip took place / that were given up.

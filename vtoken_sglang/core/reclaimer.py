@@ -16,19 +16,20 @@ All of this changes in the scheduler thread only. The copy itself runs elsewhere
 nothing but K/V rows nobody else writes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from vtoken_sglang.core.commit import Identity
 from vtoken_sglang.core.copy_engine import CopyEngine
+from vtoken_sglang.core.faults import PositionError
 from vtoken_sglang.core.ids import Generation, Int32Array, Int64Array, IntArray, Row
 from vtoken_sglang.core.in_flight import CopiesInFlight
 from vtoken_sglang.core.invariants import Holdings, find_violations
 from vtoken_sglang.core.plan import RepackPlan, StepReport
 from vtoken_sglang.core.pool import PagePool
-from vtoken_sglang.core.repack import make_plans
+from vtoken_sglang.core.repack import make_fork, make_plans
 from vtoken_sglang.core.rows import RequestRows
 from vtoken_sglang.core.settings import ReclaimSettings
 from vtoken_sglang.core.token_table import TokenTable
@@ -53,10 +54,11 @@ class Reclaimer:
         copier: CopyEngine,
         settings: ReclaimSettings,
         identity: Identity | None = None,
+        on_fork: Callable[[Row, int], None] | None = None,
     ) -> None:
         """`rows`: int32 [num_rows, width], the engine's req_to_token. `buffers`: K and V of every
         layer, [num_slots, heads, dim]. `identity`: the engine's (generation, record) of a row now;
-        asked again before every flip."""
+        asked again before every flip. `on_fork`: see `CopiesInFlight`."""
         self._rows = RequestRows(rows)
         self._pool = pool
         self._settings = settings
@@ -68,6 +70,7 @@ class Reclaimer:
             copier=copier,
             check=settings.check,
             identity=identity,
+            on_fork=on_fork,
         )
 
     # -- requests -------------------------------------------------------------------------------
@@ -205,6 +208,26 @@ class Reclaimer:
             held_pages=self.copies.held_pages() if self.copies.busy else 0,
         )
 
+    def fork(self, row: Row, new_protected_len: int) -> RepackPlan | None:
+        """Start a copy-on-write fork: the row's live tokens of [new_protected_len, protected_len)
+        are copied out of the tree's pages, and a later step flips the row to the copies.
+
+        Returns the plan that was submitted; None if the row has a copy in flight or the pool has
+        too few pages. Raises PositionError unless `new_protected_len` is a page multiple below the
+        row's tree-owned length.
+        """
+        table = self._tables[row]
+        if new_protected_len % table.page_size or not 0 <= new_protected_len < table.protected_len:
+            rule = f"a page multiple below the tree-owned length {table.protected_len}"
+            raise PositionError("new_protected_len", rule, new_protected_len)
+        if row in self.copies.pending:
+            return None
+        plan = make_fork(table, self._rows, self._pool, new_protected_len)
+        if plan is None:
+            return None
+        self._submit([plan])
+        return plan
+
     def drain(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for all copies, then flip or release everything. True if
         nothing is held afterwards. Raises CopyFailedError after that, if a copy failed."""
@@ -224,12 +247,15 @@ class Reclaimer:
     ) -> list[RepackPlan]:
         plans = make_plans(eligible, self._pool, self._settings, pressure, reserve_pages)
         if plans:
-            try:
-                self.copies.submit(plans, self._tables)
-            except BaseException:
-                self._pool.release(np.concatenate([plan.dst_pages for plan in plans]))
-                raise
+            self._submit(plans)
         return plans
+
+    def _submit(self, plans: list[RepackPlan]) -> None:
+        try:
+            self.copies.submit(plans, self._tables)
+        except BaseException:
+            self._pool.release(np.concatenate([plan.dst_pages for plan in plans]))
+            raise
 
     def _read_new_pages(self, wanted: TokenTable) -> None:
         """Read the ids of the pages the engine opened since, before a kill can zero their starts.

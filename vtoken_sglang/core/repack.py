@@ -1,10 +1,10 @@
-"""From tables to repack plans: asks the planner row by row, within the pool's headroom."""
+"""From tables to plans: repacks (asks the planner row by row, within headroom) and forks."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from vtoken_sglang.core.ids import Int64Array
+from vtoken_sglang.core.ids import Int64Array, page_count
 from vtoken_sglang.core.plan import RepackPlan
 from vtoken_sglang.core.planner import (
     Choice,
@@ -14,6 +14,7 @@ from vtoken_sglang.core.planner import (
     wants_repack,
 )
 from vtoken_sglang.core.pool import PagePool
+from vtoken_sglang.core.rows import RequestRows
 from vtoken_sglang.core.settings import ReclaimSettings
 from vtoken_sglang.core.token_table import TokenTable
 
@@ -101,3 +102,31 @@ def _with_destinations(
             )
         )
     return plans
+
+
+def make_fork(
+    table: TokenTable, rows: RequestRows, pool: PagePool, new_protected_len: int
+) -> RepackPlan | None:
+    """Plan to copy the live tree-owned tokens of [new_protected_len, protected_len) into private
+    pages, taken from the pool here; None when it has too few. Reads the row once."""
+    positions = table.tree_owned_live_positions(new_protected_len)
+    pages = np.zeros(0, np.int64)
+    if len(positions):
+        taken = pool.allocate(page_count(len(positions), table.page_size))
+        if taken is None:
+            return None
+        pages = np.sort(taken)
+    slots = rows.gather(np.full(len(positions), table.row, np.int64), positions)
+    return RepackPlan(
+        row=table.row,
+        generation=table.generation,
+        record=table.record,
+        page_size=table.page_size,
+        positions=positions.astype(np.int32),
+        src_slots=slots.astype(np.int32),
+        source_codes=np.zeros(0, np.int32),
+        source_pages=np.zeros(0, np.int64),
+        dst_pages=pages,
+        limited=False,
+        new_protected_len=new_protected_len,
+    )

@@ -10,11 +10,9 @@ place in a packed page. Only one number per page, its id, ever comes from the de
 
 Paper names: `evict_token(s)`, `sync_new_tokens`, `apply_moves` (arXiv 2608.13263, section 4).
 
-Hook point for copy-on-write forks: a fork moves live tree-owned tokens [new_protected,
-protected_len) into packed pages and lowers `protected_len` in the same flip. Packed places already
-carry any position, and home codes are counted from `first_home`, which a fork leaves alone; what a
-fork adds is a plan whose sources are tree slots (read from the row, no source codes) and the
-lowering of `protected_len` in `apply_moves`.
+A copy-on-write fork moves the live tree-owned tokens of [new_protected_len, protected_len) into
+packed pages and lowers `protected_len` in the same flip. Packed places carry any position, and home
+codes are counted from `first_home`, which a fork leaves alone.
 """
 
 import sys
@@ -282,11 +280,7 @@ class TokenTable:
         changed nothing, if a live token is not where the plan took it from.
         """
         positions = plan.positions.astype(np.int64)
-        now = self.slots_of(positions)
-        alive = now != _DEAD
-        if (now[alive] != plan.src_slots[alive]).any():
-            moved = positions[alive & (now != plan.src_slots)].tolist()
-            raise StalePlanError(f"row {self.row}: positions {moved} moved since the plan was made")
+        alive = self._still_at_source(plan, positions)
         size, count = self.page_size, len(plan.dst_pages)
         filled = np.zeros(count * size, np.int32)
         filled[: len(positions)] = positions
@@ -298,8 +292,33 @@ class TokenTable:
         places = (-codes * size)[:, None] + np.arange(size)
         moved_positions = positions[alive]
         self._place[moved_positions] = places.ravel()[: len(positions)][alive]
-        self.repacked_waste = NEVER_REPACKED if plan.limited else self.sealed_waste()
+        if plan.new_protected_len is None:
+            self.repacked_waste = NEVER_REPACKED if plan.limited else self.sealed_waste()
+        else:
+            self.protected_len = plan.new_protected_len
         return moved_positions, plan.dst_slots[alive]
+
+    def _still_at_source(self, plan: RepackPlan, positions: Int64Array) -> BoolArray:
+        """Which of the plan's tokens are alive; raises StalePlanError if one of them moved."""
+        alive: BoolArray = self._place[positions] != _DEAD
+        if plan.new_protected_len is None:
+            now = self.slots_of(positions)
+            moved = positions[alive & (now != plan.src_slots)]
+        else:
+            # Tree slots do not move while the row's lock holds them, and only one plan of a row is
+            # pending at a time: tokens that were all tree-owned still are.
+            tree_owned = (self._place[positions] == _HOME) & (positions < self.protected_len)
+            moved = positions[alive & ~tree_owned]
+        if len(moved):
+            where = moved.tolist()
+            raise StalePlanError(f"row {self.row}: positions {where} moved since the plan was made")
+        return alive
+
+    def tree_owned_live_positions(self, start: int) -> Int64Array:
+        """Live positions of [start, protected_len), ascending: what a fork from `start` copies."""
+        part = self._place[start : self.protected_len] == _HOME
+        found: Int64Array = np.flatnonzero(part) + start
+        return found
 
     def metadata_bytes(self) -> int:
         """Host bytes this request costs, objects and unused capacity included."""
