@@ -18,12 +18,6 @@ Label = Callable[[str], str]
 MOST_TOKENS: Final = 2**31 - 1
 ARMS: Final = ("native", "hook-only", "naive", "reclaim")
 ARMS_WITHOUT_PRUNING: Final = ("native", "hook-only")
-UNAVAILABLE_SHARED: Final = MappingProxyType(
-    {
-        "cow": "copy-on-write of a shared prefix is not available yet",
-        "auto": "the cost rule needs copy-on-write, which is not available yet",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,10 +142,11 @@ _SPECS: Final = (
         name="shared",
         kind=str,
         default="mask",
-        choices=("skip", "mask"),
+        choices=("skip", "mask", "cow", "auto"),
         per_request=True,
         help="dead tokens in pages the radix tree owns: skip leaves them, mask drops them from "
-        "attention",
+        "attention, cow copies the live ones to private pages and lets the prefix go, auto masks "
+        "and copies where it pays",
     ),
     FlagSpec(
         name="publish",
@@ -236,8 +231,6 @@ def _check_text(spec: FlagSpec, value: str, field: str) -> None:
             raise ConfigError(field, "must not be empty", value)
         return
     rule = "must be one of " + ", ".join(spec.choices)
-    if spec.name == "shared" and value in UNAVAILABLE_SHARED:
-        raise ConfigError(field, f"{UNAVAILABLE_SHARED[value]}, {rule}", value)
     if value not in spec.choices:
         raise ConfigError(field, rule, value)
 

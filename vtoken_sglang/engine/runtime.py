@@ -11,8 +11,7 @@ finished copies, frees dead pages and submits new repacks -> net page counts go 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,9 @@ from vtoken_sglang.core.reclaimer import Reclaimer
 from vtoken_sglang.core.settings import ReclaimSettings
 from vtoken_sglang.core.token_table import TokenTable
 from vtoken_sglang.engine.copiers import make_copy_engine
+from vtoken_sglang.engine.owners import prunable, row_owners
 from vtoken_sglang.engine.page_pool import AllocatorPagePool
+from vtoken_sglang.engine.prefix import PrefixForks
 from vtoken_sglang.engine.statistics import Statistics
 from vtoken_sglang.errors import InvariantError
 from vtoken_sglang.policy.registry import load_policy
@@ -46,6 +47,7 @@ class PrunedRequest:
         options: what holds for this request.
         last_len: logical length at the last look for victims; 0 before the first, and again after
             a retraction, which forgets every kill.
+        skipped: tree-owned positions that are decided dead but left alone (strategy `skip`).
         released: its row went back to SGLang; nothing of it may be freed again.
     """
 
@@ -53,6 +55,7 @@ class PrunedRequest:
     options: RequestOptions
     last_len: int = 0
     released: bool = False
+    skipped: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 class Runtime:
@@ -75,7 +78,9 @@ class Runtime:
                 threshold=config.repack_threshold, reclaim=config.reclaims, check=config.check
             ),
             identity=self._identity,
+            on_fork=lambda row, length: self._forks.move_lock(row, length),
         )
+        self._forks = PrefixForks(scheduler, self._reclaimer)
         self._requests: dict[int, PrunedRequest] = {}  # by row; dropped with the row
         self._idle_checked = False
         self.statistics = Statistics()
@@ -87,75 +92,87 @@ class Runtime:
     def safe_point(self, running_batch: Any, last_batch: Any) -> None:
         """Prune what is due, then reclaim. Call before SGLang merges, stashes or allocates."""
         self._idle_checked = False
+        owners = row_owners(self._scheduler, running_batch, last_batch)
         sealed: dict[Row, int] = {}
-        for request, sealed_len in self._prunable(running_batch, last_batch):
+        looked_at: list[Any] = []
+        for request, sealed_len in prunable(
+            owners, self._scheduler.chunked_req, self._page_size, self._publishes
+        ):
             row = Row(request.kv.req_pool_idx)
             if self._reclaimer.table(row) is not None:
                 self._reclaimer.sync_new_tokens(row, request.kv.kv_allocated_len)
-            self._prune_if_due(request, sealed_len)
+            if self._prune_if_due(request, sealed_len):
+                looked_at.append(request)
             if self._reclaimer.table(row) is not None:
                 sealed[row] = sealed_len
-        if not sealed and not self._reclaimer.held_pages():
+        if not sealed and not self._reclaimer.copies.busy:
             return
+        self._fork_prefixes(looked_at, owners)
         # The next decode step may open a page for every running request.
-        reserve = len(running_batch.reqs) if running_batch is not None else 0
         report = self._reclaimer.step(
-            sealed_upto=sealed, pressure=self._under_pressure(), reserve_pages=reserve
+            sealed_upto=sealed, pressure=self._under_pressure(), reserve_pages=len(owners)
         )
         self.statistics.add_step(report)
+        self._forks.given_up()
         self._account_all()
         if self._config.copy == "sync":
             self._reclaimer.copies.wait(COPY_TIMEOUT)
         if self._config.check:
             self.assert_healthy()
 
-    def _prunable(self, running_batch: Any, last_batch: Any) -> Iterator[tuple[Any, int]]:
-        """Yield (request, sealed length): positions below it are written, sealed and not needed
-        by SGLang to find the next slot.
-
-        `kv_committed_len - 1` is the last position whose forward was launched: SGLang derives the
-        next slot from `row[kv_committed_len - 1]`, so it and its page stay. Of a chunked request
-        only what lies before the chunk in flight counts, and only if the prompt is not published:
-        a published prompt is pruned after its last chunk has reached the tree.
-        """
-        chunked = self._scheduler.chunked_req
-        for request in _requests_of(running_batch, last_batch):
-            if request is chunked or request.finished() or not request.kv.holds_kv:
-                continue
-            # The checkpoint that publishes the prompt runs while the first decode is in flight.
-            if request.decode_batch_idx < 1:
-                continue
-            yield request, self._page_floor(request.kv.kv_committed_len - 1)
-        if chunked is not None and chunked.kv.holds_kv and not chunked.finished():
-            options = self._options_of(chunked).options
-            if options.publish == "never":
-                # With no chunk in flight the prefix is all there is: its tail stays open.
-                known = min(chunked.prefix_len, chunked.kv.kv_allocated_len - 1)
-                yield chunked, self._page_floor(known)
-
-    def _prune_if_due(self, request: Any, sealed_len: int) -> None:
+    def _prune_if_due(self, request: Any, sealed_len: int) -> bool:
+        """Look for victims if it is time to; returns whether it was."""
         state = self._options_of(request)
         kv = request.kv
         if not due(state.options, state.last_len, kv.kv_committed_len):
-            return
+            return False
         state.last_len = kv.kv_committed_len
-        table = self._reclaimer.table(Row(kv.req_pool_idx))
         victims = choose_victims(
             load_policy(state.options.policy),
-            live_positions=_live_positions(table, kv.kv_committed_len),
+            live_positions=self._live_positions(state, kv),
             logical_len=kv.kv_committed_len,
             options=state.options,
             eligible_below=sealed_len,
         )
         if state.options.shared == "skip":
-            victims = victims[victims >= kv.cache_protected_len]
+            shared = victims < kv.cache_protected_len
+            # Decided as under every other strategy, but tree-owned pages are left as they are.
+            state.skipped = np.concatenate([state.skipped, victims[shared]])
+            victims = victims[~shared]
         if victims.size:
             self._kill(request, victims)
+        return True
+
+    def _live_positions(self, state: PrunedRequest, kv: Any) -> NDArray[np.int64]:
+        """Positions the policy still counts as alive, ascending."""
+        table = self._table_of(kv.req_pool_idx)
+        positions = np.arange(kv.kv_committed_len, dtype=np.int64)
+        alive = np.ones(len(positions), np.bool_) if table is None else table.alive(positions)
+        alive[state.skipped] = False
+        return positions[alive]
+
+    def _fork_prefixes(self, looked_at: list[Any], owners: list[Any]) -> None:
+        """Copy-on-write for the requests whose kept set may just have changed."""
+        forking = [r for r in looked_at if self._options_of(r).options.shared in ("cow", "auto")]
+        if not forking or not self._config.reclaims:
+            return
+        pruning = {row for row, state in self._requests.items() if state.options.prunes}
+        holders = self._forks.holders(owners, pruning)
+        pressure = self._under_pressure()
+        for request in forking:
+            self._forks.consider(
+                request,
+                self._options_of(request).options.shared,
+                holders,
+                free_pages=self._pool.free_pages(),
+                pressure=pressure,
+            )
 
     def _kill(self, request: Any, victims: NDArray[np.int64]) -> None:
         kv = request.kv
         row = Row(kv.req_pool_idx)
         if self._reclaimer.table(row) is None:
+            self._forks.adopt(request)
             self._reclaimer.open(
                 row,
                 Generation(int(self._rows.req_generation[row])),
@@ -205,10 +222,11 @@ class Runtime:
         if self._reclaimer.table(Row(row)) is not None:
             raise InvariantError(f"row {row} was freed while its ledger still holds pages")
         self._requests.pop(row, None)
+        self._forks.forget(row)
 
     def drain(self) -> None:
         """Wait for copies and return what they hold, so that the pool adds up. For idle, flush."""
-        if self._reclaimer.held_pages() and not self._reclaimer.drain(COPY_TIMEOUT):
+        if self._reclaimer.copies.busy and not self._reclaimer.drain(COPY_TIMEOUT):
             raise InvariantError(f"a copy did not finish in {COPY_TIMEOUT} s; its pages are held")
 
     def orphaned_tokens(self) -> int:
@@ -247,6 +265,7 @@ class Runtime:
             "held_pages": self._reclaimer.held_pages(),
             "retained_pages": sum(t.ledger.pages_held for t in tables),
             "live_private_tokens": sum(t.live_len - t.tree_owned_live() for t in tables),
+            "forks": self._forks.describe(),
         }
 
     # -- helpers --------------------------------------------------------------------------------
@@ -258,6 +277,9 @@ class Runtime:
 
     def _table_of(self, row: int) -> TokenTable | None:
         return self._reclaimer.table(Row(row))
+
+    def _publishes(self, request: Any) -> bool:
+        return self._options_of(request).options.publish != "never"
 
     def _options_of(self, request: Any) -> PrunedRequest:
         row = request.kv.req_pool_idx
@@ -286,23 +308,6 @@ class Runtime:
     def _allocated(self, kv: Any) -> int:
         return -(-kv.kv_allocated_len // self._page_size) * self._page_size
 
-    def _page_floor(self, length: int) -> int:
-        return max(length, 0) // self._page_size * self._page_size
-
     def _under_pressure(self) -> bool:
         total = self._scheduler.max_total_num_tokens
         return bool(self._allocator.available_size() < total * PRESSURE_FREE_SHARE)
-
-
-def _requests_of(*batches: Any) -> Iterable[Any]:
-    """The distinct requests of SGLang's batches; after a decode both are the same batch."""
-    seen: dict[int, Any] = {}
-    for batch in batches:
-        for request in batch.reqs if batch is not None else ():
-            seen.setdefault(id(request), request)
-    return seen.values()
-
-
-def _live_positions(table: TokenTable | None, logical_len: int) -> NDArray[np.int64]:
-    positions = np.arange(logical_len, dtype=np.int64)
-    return positions if table is None else positions[table.alive(positions)]

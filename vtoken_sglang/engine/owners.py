@@ -1,0 +1,51 @@
+"""Which requests own rows now, and up to where their tokens may be touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+
+def row_owners(scheduler: Any, *batches: Any) -> list[Any]:
+    """The distinct requests that hold a row, the chunked one included.
+
+    After a decode SGLang's running and last batch are the same object.
+    """
+    seen: dict[int, Any] = {}
+    chunked = scheduler.chunked_req
+    for batch in batches:
+        for request in batch.reqs if batch is not None else ():
+            seen.setdefault(id(request), request)
+    if chunked is not None:
+        seen.setdefault(id(chunked), chunked)
+    return [request for request in seen.values() if request.kv.holds_kv]
+
+
+def prunable(
+    owners: Iterable[Any],
+    chunked: Any,
+    page_size: int,
+    publishes: Callable[[Any], bool],
+) -> Iterator[tuple[Any, int]]:
+    """Yield (request, sealed length): positions below it are written, sealed and not needed by
+    SGLang to find the next slot.
+
+    `kv_committed_len - 1` is the last position whose forward was launched: SGLang derives the next
+    slot from `row[kv_committed_len - 1]`, so it and its page stay. Of a chunked request only what
+    lies before the chunk in flight counts, and only if the prompt is not published: a published
+    prompt is pruned after its last chunk has reached the tree.
+    """
+    for request in owners:
+        if request.finished():
+            continue
+        if request is chunked:
+            if publishes(request):
+                continue
+            # With no chunk in flight the prefix is all there is: its tail stays open.
+            last = min(request.prefix_len, request.kv.kv_allocated_len - 1)
+        elif request.decode_batch_idx >= 1:
+            # Earlier, the checkpoint that publishes the prompt is still to come.
+            last = request.kv.kv_committed_len - 1
+        else:
+            continue
+        yield request, max(last, 0) // page_size * page_size

@@ -1,0 +1,223 @@
+"""Copy-on-write of radix prefixes on the engine's side: who holds a page, and moving the lock.
+
+Tree pages are known here by their page id: a page of the tree exists once, and every request whose
+lock covers it has it in its row. That works for both of SGLang's tree cores; the Rust one shows no
+lock counts. A pruned row may have a hole at a page start, so its page ids are kept from the moment
+before its first kill.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vtoken_sglang.core.fork import ForkCase, ForkDecision, decide_fork
+from vtoken_sglang.core.ids import Row
+from vtoken_sglang.core.reclaimer import Reclaimer
+
+LOGGED_FORKS = 256
+
+
+@dataclass(slots=True)
+class ForkRecord:
+    """One fork that was started, for the log.
+
+    Fields:
+        rid: the request. tokens: live tokens copied.
+        predicted_pages: pages saved by the rule's count.
+        realised_pages: pages that became evictable when the lock moved, less pages taken; None
+            until then, and for a fork that was given up.
+    """
+
+    rid: str
+    tokens: int
+    predicted_pages: float
+    taken_pages: int
+    realised_pages: int | None = None
+
+
+class PrefixForks:
+    """Decides and carries out forks. Scheduler thread only."""
+
+    def __init__(self, scheduler: Any, reclaimer: Reclaimer) -> None:
+        self._scheduler = scheduler
+        self._reclaimer = reclaimer
+        self._page_size: int = scheduler.token_to_kv_pool_allocator.page_size
+        self._rows: torch.Tensor = scheduler.req_to_token_pool.req_to_token
+        self._pages: dict[int, NDArray[np.int64]] = {}  # by row: tree pages of pruned requests
+        self._requests: dict[int, Any] = {}  # by row: requests with a fork in flight
+        self._started: dict[int, ForkRecord] = {}
+        self.records: deque[ForkRecord] = deque(maxlen=LOGGED_FORKS)
+        self.committed = 0
+
+    def adopt(self, request: Any) -> None:
+        """Keep the row's tree pages; call before its first kill."""
+        self._pages[request.kv.req_pool_idx] = self._read_pages(request.kv)
+
+    def forget(self, row: int) -> None:
+        """The row ended."""
+        self._pages.pop(row, None)
+        self._requests.pop(row, None)
+        self._started.pop(row, None)
+
+    def consider(
+        self, request: Any, strategy: str, holders: PageHolders, *, free_pages: int, pressure: bool
+    ) -> None:
+        """Fork the request's prefix if its strategy says so.
+
+        `auto` asks the cost rule; `cow` forks the whole prefix as soon as a token of it is dead and
+        the pool has the pages. One fork of a row is in flight at a time.
+        """
+        row = Row(request.kv.req_pool_idx)
+        table = self._reclaimer.table(row)
+        if table is None or not table.protected_len or row in self._requests:
+            return
+        pages = self._pages[row][: table.protected_len // self._page_size]
+        live = table.tree_owned_live_positions(0)
+        case = ForkCase(
+            live=np.bincount(live // self._page_size, minlength=len(pages)),
+            holders=holders.all_of(pages),
+            pruning_holders=holders.pruning_of(pages),
+            page_size=self._page_size,
+            free_pages=free_pages,
+            reserve_pages=len(self._scheduler.running_batch.reqs),
+            pressure=pressure,
+            remaining=_remaining(request),
+        )
+        decision = decide_fork(case) if strategy == "auto" else _fork_all(case)
+        if decision.first_page < len(pages):
+            self._start(request, row, decision)
+
+    def _start(self, request: Any, row: Row, decision: ForkDecision) -> None:
+        plan = self._reclaimer.fork(row, decision.first_page * self._page_size)
+        if plan is None:
+            return
+        record = ForkRecord(
+            rid=request.rid,
+            tokens=len(plan.positions),
+            predicted_pages=decision.gain_pages,
+            taken_pages=len(plan.dst_pages),
+        )
+        self.records.append(record)
+        self._requests[row] = request
+        self._started[row] = record
+
+    def given_up(self) -> None:
+        """Forget forks whose plan was dropped, so that the request may try again."""
+        for row in [r for r in self._requests if Row(r) not in self._reclaimer.copies.pending]:
+            self._requests.pop(row, None)
+            self._started.pop(row, None)
+
+    def move_lock(self, row: Row, new_protected_len: int) -> None:
+        """A fork was flipped: lock only what the row still shares, all in this safe point.
+
+        The new lock is taken before the old one goes, so that the shared part is never evictable.
+        The forked part stays in the tree, exact, and may go when memory is short.
+        """
+        request = self._requests.pop(row)
+        record = self._started.pop(row)
+        tree = self._scheduler.tree_cache
+        evictable = tree.evictable_size()
+        lock = None
+        if new_protected_len:
+            lock = tree.lock(self._node_at(request, new_protected_len))
+        tree.unlock(request.lock)
+        request.lock = lock
+        request.kv.cache_protected_len = new_protected_len
+        self._pages[row] = self._pages[row][: new_protected_len // self._page_size]
+        released = (tree.evictable_size() - evictable) // self._page_size
+        record.realised_pages = released - record.taken_pages
+        self.committed += 1
+
+    def describe(self) -> dict[str, Any]:
+        """Counters for `/server_info`; the log holds the last forks."""
+        return {"committed": self.committed, "log": [asdict(record) for record in self.records]}
+
+    def _node_at(self, request: Any, length: int) -> Any:
+        """The tree node that ends at `length` of the request's locked path (splits one if need
+        be). Raises AssertionError if the path is gone, which the lock rules out."""
+        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+        from sglang.srt.mem_cache.common import _req_radix_key
+
+        tree = self._scheduler.tree_cache
+        tokens = (request.origin_input_ids + request.output_ids)[:length]
+        match = tree.match_prefix(
+            MatchPrefixParams(key=_req_radix_key(tree, request, tokens), req=request)
+        )
+        assert match.device_prefix_len == length, (match.device_prefix_len, length)
+        return match.last_device_node
+
+    def holders(self, requests: Iterable[Any], pruning_rows: set[int]) -> PageHolders:
+        """Count who holds each tree page now."""
+        held: list[NDArray[np.int64]] = []
+        pruning: list[NDArray[np.int64]] = []
+        for request in requests:
+            kv = request.kv
+            if not kv.cache_protected_len:
+                continue
+            pages = self._pages.get(kv.req_pool_idx)
+            pages = self._read_pages(kv) if pages is None else pages
+            held.append(pages)
+            if kv.req_pool_idx in pruning_rows:
+                pruning.append(pages)
+        size = self._scheduler.max_total_num_tokens // self._page_size + 2
+        return PageHolders(_counts(held, size), _counts(pruning, size))
+
+    def _read_pages(self, kv: Any) -> NDArray[np.int64]:
+        entries = self._rows[kv.req_pool_idx, : kv.cache_protected_len : self._page_size]
+        pages: NDArray[np.int64] = entries.cpu().numpy().astype(np.int64) // self._page_size
+        return pages
+
+
+@dataclass(frozen=True, slots=True)
+class PageHolders:
+    """Running requests whose lock covers a page.
+
+    Fields:
+        total: int64 [pages of the pool + 2], by page id.
+        pruning: of those, requests that prune.
+    """
+
+    total: NDArray[np.int64]
+    pruning: NDArray[np.int64]
+
+    def all_of(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Holders of these pages; every one has at least the asking request."""
+        return np.maximum(self.total[pages], 1)
+
+    def pruning_of(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Pruning holders of these pages."""
+        return self.pruning[pages]
+
+
+def _counts(pages: list[NDArray[np.int64]], size: int) -> NDArray[np.int64]:
+    if not pages:
+        return np.zeros(size, np.int64)
+    return np.bincount(np.concatenate(pages), minlength=size)
+
+
+def _fork_all(case: ForkCase) -> ForkDecision:
+    """Strategy `cow`: the whole prefix, whatever others hold, once a token of it is dead."""
+    moved = int(case.live.sum())
+    cost = -(-moved // case.page_size)
+    dead = moved < len(case.live) * case.page_size
+    fits = cost <= case.free_pages - case.reserve_pages
+    return ForkDecision(
+        first_page=0 if dead and fits else len(case.live),
+        cost_pages=cost,
+        released_pages=float((case.holders == 1).sum()),
+        moved_tokens=moved,
+        reason="cow",
+    )
+
+
+def _remaining(request: Any) -> int:
+    """Tokens the request may still generate."""
+    limit = request.sampling_params.max_new_tokens
+    return max(0, int(limit) - len(request.output_ids)) if limit is not None else 1 << 30
