@@ -28,7 +28,6 @@ BAD_VALUES: list[tuple[str, object, str]] = [
     ("interval", 0, "at least 1"),
     ("seed", -1, "at least 0"),
     ("seed", 2**63, "at most"),
-    ("shared", "auto", "not available yet"),
     ("shared", "all", "one of skip, mask"),
     ("publish", "always", "one of prompt, never"),
     ("policy", "streaming-llm", "installed policy (none,"),
