@@ -34,7 +34,8 @@ WIDTH = 160
 picks = st.integers(0, 1 << 16)
 counted = {1: 0, 2: 0, 16: 0}
 events = {
-    name: 0 for name in ("committed", "dropped", "corrupt", "failed", "orphaned", "dead_hole")
+    name: 0
+    for name in ("committed", "dropped", "corrupt", "failed", "orphaned", "dead_hole", "forked")
 }
 
 
@@ -60,11 +61,22 @@ class CoreMachine(RuleBasedStateMachine):
             copier=self.engine,
             settings=ReclaimSettings(check=True, threshold=0.2, hysteresis=0.02),
             identity=self.identity,
+            on_fork=self.on_fork,
         )
 
     def identity(self, row: Row) -> tuple[Generation, object]:
         request = self.shadow.requests[row]
         return Generation(self.generations[row] + (row in self.drifted)), request.record
+
+    def on_fork(self, row: Row, new_protected_len: int) -> None:
+        """The row lets go of the tree's pages above; the tree keeps them, exact, for others."""
+        request = self.shadow.requests[row]
+        kept = new_protected_len // self.page_size
+        for page in request.tree_pages[kept:]:
+            self.shadow.others[page] = request.tree_hashes[page]
+        request.tree_pages = request.tree_pages[:kept]
+        request.protected = new_protected_len
+        events["forked"] += 1
 
     # -- choosing -------------------------------------------------------------------------------
 
@@ -109,6 +121,7 @@ class CoreMachine(RuleBasedStateMachine):
             length=length,
             alive=self.memory.live(row, length),
             tree_pages=tree_pages,
+            tree_hashes={page: self.memory.page_digests(page) for page in tree_pages},
         )
         self.shadow.requests[row] = request
         self.done()
@@ -222,8 +235,8 @@ class CoreMachine(RuleBasedStateMachine):
                 copy = self.reclaimer.copies.pending.get(row)
                 table = self.reclaimer.table(row)
                 if table is not None and copy is None:
-                    assert table.ledger.pages_held <= held[row]
-                if copy is not None:
+                    assert table.ledger.pages_held <= held[row]  # destinations were counted too
+                if copy is not None and copy.plan.new_protected_len is None:
                     assert len(copy.plan.dst_pages) < len(copy.plan.source_pages)
         for plan in stale:  # refused: every live token still sits where the plan found it
             entries = self.memory.rows[plan.row].numpy()[plan.positions]
@@ -245,6 +258,22 @@ class CoreMachine(RuleBasedStateMachine):
     def finish_copies_and_step(self, pressure: bool) -> None:
         self.finish_copy(0, True)
         self.step(pressure, 0, 0)
+
+    @rule(pick=picks, keep=st.integers(0, 8))
+    def fork(self, pick: int, keep: int) -> None:
+        row = self.some_row(pick)
+        if row is None or not self.shadow.requests[row].opened:
+            return
+        protected = self.shadow.requests[row].protected
+        new_protected_len = min(keep, protected // self.page_size - 1) * self.page_size
+        if new_protected_len < 0:
+            return
+        busy, free = row in self.reclaimer.copies.pending, self.memory.pool.free_pages()
+        plan = self.reclaimer.fork(Row(row), new_protected_len)
+        if plan is None:
+            assert busy or free < len(self.shadow.requests[row].alive)
+            assert self.memory.pool.free_pages() == free
+        self.done()
 
     @rule(pick=picks)
     def cancel(self, pick: int) -> None:
@@ -307,9 +336,8 @@ class CoreMachine(RuleBasedStateMachine):
         size = self.memory.page_size
         if take and (pages := self.memory.pool.allocate(count)) is not None:
             for page in pages.tolist():
-                slots = np.arange(page * size, (page + 1) * size)
-                self.memory.write(slots)
-                self.shadow.others[page] = self.memory.digests(slots)
+                self.memory.write(np.arange(page * size, (page + 1) * size))
+                self.shadow.others[page] = self.memory.page_digests(page)
         elif self.shadow.others:
             back = list(self.shadow.others)[:count]
             for page in back:

@@ -179,6 +179,13 @@ def test_wrong_geometry_is_refused() -> None:
         )
 
 
+def test_a_tail_page_that_ends_beyond_the_known_length_holds_only_known_tokens() -> None:
+    table = table_of(100, page_size=64)
+    table.sync_new_tokens(116)  # exactly the capacity of the place array
+    positions, _ = table.live_tokens_of(np.array([1]))
+    assert positions.tolist() == list(range(64, 116))
+
+
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_metadata_per_token(page_size: int) -> None:
     """Worst state over a request's life, per known token: grown by single tokens, then one token

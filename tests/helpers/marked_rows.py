@@ -94,6 +94,10 @@ class MarkedRows:
         joined = np.concatenate([view[index] for view in self._bytes], axis=1)
         return [hashlib.blake2b(line.tobytes(), digest_size=8).digest() for line in joined]
 
+    def page_digests(self, page: int) -> list[bytes]:
+        """Hash of every slot of a page."""
+        return self.digests(np.arange(page * self.page_size, (page + 1) * self.page_size))
+
     def live(self, row: int, length: int) -> dict[int, bytes]:
         """What attention would see of a row: position -> hash of the bytes its slot holds."""
         entries = self.rows[row, :length].numpy()

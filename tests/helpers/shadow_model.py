@@ -14,7 +14,8 @@ class ShadowRequest:
     Fields:
         record: identity token of the request.
         generation: of its row.
-        protected: tree-owned positions; their pages are `tree_pages`.
+        protected: tree-owned positions; their pages are `tree_pages`, with the hashes of their
+            slots, never to change.
         length: positions with a slot.
         alive: position -> hash of the bytes the engine wrote for it.
         opened: whether something of it was ever evicted.
@@ -27,6 +28,7 @@ class ShadowRequest:
     alive: dict[int, bytes]
     opened: bool = False
     tree_pages: list[int] = field(default_factory=list)
+    tree_hashes: dict[int, list[bytes]] = field(default_factory=dict)
 
 
 @dataclass
@@ -69,8 +71,10 @@ class ShadowModel:
                 both = set(seen) & set(request.alive)
                 wrong = sorted(p for p in both if seen[p] != request.alive[p])
                 found.append(f"row {row}: lost {lost}, risen {risen}, wrong bytes {wrong}")
-        size = self.memory.page_size
-        for page, hashes in self.others.items():
-            if self.memory.digests(np.arange(page * size, (page + 1) * size)) != hashes:
-                found.append(f"page {page} of a neighbour was overwritten")
+        kept = dict(self.others)
+        for request in self.requests.values():
+            kept |= {page: request.tree_hashes[page] for page in request.tree_pages}
+        for page, hashes in kept.items():
+            if self.memory.page_digests(page) != hashes:
+                found.append(f"page {page} of the tree or a neighbour was overwritten")
         return found
