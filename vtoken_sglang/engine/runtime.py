@@ -215,7 +215,7 @@ class Runtime:
         state.released = True
         # Often inside SGLang's free group, which keeps the ids until it ends.
         self._allocator.free_page_ids(torch.from_numpy(pages).to(self._allocator.device))
-        kv.kv_reclaimed_tokens = self._allocated(kv) - kv.cache_protected_len
+        kv.kv_reclaimed_tokens = self._page_ceil(kv.kv_allocated_len) - kv.cache_protected_len
 
     def forget_row(self, row: int) -> None:
         """The row went back to the pool (finish, abort or retraction): forget all kills."""
@@ -298,15 +298,18 @@ class Runtime:
         All of them: a finished copy is flipped for rows that were not worked on, too.
         """
         for row, state in self._requests.items():
-            if not state.released and self._table_of(row) is not None:
-                self._account(state.record)
+            if not state.released and (table := self._table_of(row)) is not None:
+                self._account(state.record, table)
 
-    def _account(self, kv: Any) -> None:
-        held = self._reclaimer.private_pages(Row(kv.req_pool_idx)) * self._page_size
-        kv.kv_reclaimed_tokens = self._allocated(kv) - kv.cache_protected_len - held
+    def _account(self, kv: Any, table: TokenTable) -> None:
+        # Against the length that the table knows: SGLang may have allocated more since (the chunk
+        # in flight of a row that was not worked on), and none of that was given back.
+        known = self._page_ceil(table.logical_len) - kv.cache_protected_len
+        held = self._reclaimer.private_pages(table.row) * self._page_size
+        kv.kv_reclaimed_tokens = known - held
 
-    def _allocated(self, kv: Any) -> int:
-        return -(-kv.kv_allocated_len // self._page_size) * self._page_size
+    def _page_ceil(self, length: int) -> int:
+        return -(-length // self._page_size) * self._page_size
 
     def _under_pressure(self) -> bool:
         total = self._scheduler.max_total_num_tokens
