@@ -226,8 +226,13 @@ class Runtime:
 
     def drain(self) -> None:
         """Wait for copies and return what they hold, so that the pool adds up. For idle, flush."""
-        if self._reclaimer.copies.busy and not self._reclaimer.drain(COPY_TIMEOUT):
+        if not self._reclaimer.copies.busy:
+            return
+        if not self._reclaimer.drain(COPY_TIMEOUT):
             raise InvariantError(f"a copy did not finish in {COPY_TIMEOUT} s; its pages are held")
+        # A flush is refused while requests run, but their finished copies were flipped above.
+        self._forks.given_up()
+        self._account_all()
 
     def orphaned_tokens(self) -> int:
         """Tokens in destinations of copies whose request has ended (they are in no record)."""
