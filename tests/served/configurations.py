@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.helpers.server import PRODUCT, STOCK
+
 # SGLang's own checkers, at their strictest: page accounting at every step, no row entry that
 # names a free page, no page freed twice.
 STRICT_CHECKS = {
@@ -21,12 +23,13 @@ POOL_FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Page size in tokens, and whether radix cache, chunked prefill and overlap are on."""
+    """Page size in tokens; radix cache, chunked prefill and overlap on or off; how it is started."""
 
     page_size: int
     radix: bool
     chunked: bool
     overlap: bool
+    entry: tuple[str, ...] = PRODUCT
 
     def flags(self) -> list[str]:
         flags = ["--page-size", str(self.page_size)]
@@ -43,12 +46,13 @@ class Configuration:
         return "-".join(parts)
 
 
-# Every pair of settings occurs together at least once (see test_configurations).
+# Every pair of settings occurs together at least once (see test_configurations). The last one is
+# started with SGLang's own launcher, which takes our flags wherever the plugin is installed.
 CONFIGURATIONS = (
     Configuration(1, radix=True, chunked=True, overlap=True),
     Configuration(1, radix=False, chunked=False, overlap=False),
     Configuration(16, radix=True, chunked=False, overlap=True),
     Configuration(16, radix=False, chunked=True, overlap=False),
     Configuration(64, radix=True, chunked=True, overlap=False),
-    Configuration(64, radix=False, chunked=False, overlap=True),
+    Configuration(64, radix=False, chunked=False, overlap=True, entry=STOCK),
 )

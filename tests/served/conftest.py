@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,14 +31,27 @@ def mix(reference: Reference) -> Mix:
     return build_mix(encode, chat)
 
 
+@dataclass(frozen=True, slots=True)
+class StockRun:
+    """The mix's answers by case name, and the scheduler's state from /server_info."""
+
+    answers: dict[str, Answer]
+    state: dict[str, Any]
+
+
 @pytest.fixture(scope="session")
-def stock_answers(
-    model_path: Path, mix: Mix, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Answer]:
+def stock(model_path: Path, mix: Mix, tmp_path_factory: pytest.TempPathFactory) -> StockRun:
     """The mix answered by SGLang as released: unpatched, the plugin installed but not asked for."""
     folder = tmp_path_factory.mktemp("stock")
     overlay = stage_pristine_overlay(folder / "overlay")
     flags = ["--model-path", str(model_path), *POOL_FLAGS]
     environment = {**STRICT_CHECKS, "PYTHONPATH": str(overlay)}
     with ServerProcess(flags, log=folder / "server.log", environment=environment) as server:
-        return run_mix(server, mix)
+        answers = run_mix(server, mix)
+        (state,) = server.get("/server_info").json()["internal_states"]
+    return StockRun(answers, state)
+
+
+@pytest.fixture(scope="session")
+def stock_answers(stock: StockRun) -> dict[str, Answer]:
+    return stock.answers

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.reference import Reference
-from tests.helpers.server import PRODUCT, ServerProcess
+from tests.helpers.server import ServerProcess
 from tests.served.comparisons import against_answers, against_transformers
 from tests.served.configurations import CONFIGURATIONS, POOL_FLAGS, STRICT_CHECKS, Configuration
 from tests.served.mix import Answer, Mix, run_mix
@@ -39,7 +39,7 @@ def served(
     log = tmp_path_factory.mktemp("hook-only") / "server.log"
     flags = ["--model-path", str(model_path), "--vtoken-policy", "none", "--vtoken-check"]
     flags += [*POOL_FLAGS, *configuration.flags()]
-    server = ServerProcess(flags, log=log, entry=PRODUCT, environment=STRICT_CHECKS)
+    server = ServerProcess(flags, log=log, entry=configuration.entry, environment=STRICT_CHECKS)
     with server:
         cold, warm = run_mix(server, mix), run_mix(server, mix)
         (state,) = server.get("/server_info").json()["internal_states"]

@@ -9,6 +9,7 @@ import pytest
 
 from tests.helpers.reference import Reference
 from tests.served.comparisons import LOGPROB_TOLERANCE, against_transformers
+from tests.served.conftest import StockRun
 from tests.served.mix import Answer, Mix
 
 pytestmark = pytest.mark.server
@@ -41,3 +42,8 @@ def test_the_mix_exercises_what_it_is_for(stock_answers: dict[str, Answer]) -> N
     assert re.fullmatch(r" [0-9]\.[0-9]{3} [a-z]{3,8}\.", stock_answers["regex"].text)
     city = json.loads(stock_answers["json"].text)
     assert set(city) == {"name", "population"}
+
+
+def test_the_plugin_stays_out_unless_asked_for(stock: StockRun) -> None:
+    assert "page_size" in stock.state
+    assert "vtoken" not in stock.state
