@@ -172,12 +172,13 @@ def test_neighbours_change_no_bit(shape: Shape) -> None:
         assert torch.equal(alone[0], together[lane]), f"lane {lane}, span {span}"
 
 
-def test_slot_placement_changes_no_bit() -> None:
+@pytest.mark.parametrize("page_size", [16, 4096])
+def test_slot_placement_changes_no_bit(page_size: int) -> None:
     """Moving a request's tokens to other slots (repacking) leaves its output bits alone."""
     shape = Shape(q_heads=9, kv_heads=3, qk_dim=64, v_dim=64)
     spans = [300, 1500]
     scattered = make_pool(spans, shape, page_size=1, seed=1)
-    packed = make_pool(spans, shape, page_size=16, seed=2)
+    packed = make_pool(spans, shape, page_size=page_size, seed=2)
     for row, span in enumerate(spans, start=1):
         old, new = scattered.rows[row, :span].long(), packed.rows[row, :span].long()
         packed.k[new], packed.v[new] = scattered.k[old], scattered.v[old]

@@ -60,6 +60,8 @@ class Tile:
 
     Fields:
         slots: the keys' slots, shape [width], int64.
+        run: the slots as a range when they are consecutive (then keys are read in place, to the
+            same bits), else None.
         q: the lane's scaled query, shape [kv_heads, group, dim], float32.
         staging: gathered keys, shape [width, kv_heads * dim], key buffer's dtype.
         keys: the same keys in float32 (the same memory where that is their dtype already).
@@ -68,6 +70,7 @@ class Tile:
     """
 
     slots: torch.Tensor
+    run: slice | None
     q: torch.Tensor
     staging: torch.Tensor
     keys: torch.Tensor
@@ -182,9 +185,9 @@ def cut_tiles(
             weights=weights[offset : offset + size].view(shape),
         )
         groups.append(group)
-        slots = [lanes[cut.lane][cut.start : cut.start + width] for cut in members]
+        slots = torch.stack([lanes[cut.lane][cut.start : cut.start + width] for cut in members])
         tiles.extend(_place_tiles(members, slots, group, q, geometry, scratch))
-        bags.append(_bag_rows(torch.stack(slots), geometry, index_dtype))
+        bags.append(_bag_rows(slots, geometry, index_dtype))
         offset += size
     return DecodeTiling(
         q=q,
@@ -200,7 +203,7 @@ def cut_tiles(
 
 def _place_tiles(
     members: list[_Cut],
-    slots: list[torch.Tensor],
+    slots: torch.Tensor,
     group: WidthGroup,
     q: torch.Tensor,
     geometry: Geometry,
@@ -217,13 +220,27 @@ def _place_tiles(
     return [
         Tile(
             slots=tile_slots,
+            run=run,
             q=q[cut.lane],
             staging=staging,
             keys=keys,
             keys_t=keys_t,
             scores=tile_scores,
         )
-        for cut, tile_slots, tile_scores in zip(members, slots, scores.unbind(0), strict=True)
+        for cut, tile_slots, run, tile_scores in zip(
+            members, slots.unbind(0), _runs(slots), scores.unbind(0), strict=True
+        )
+    ]
+
+
+def _runs(slots: torch.Tensor) -> list[slice | None]:
+    """The range of each tile of slots [tiles, width] whose slots are consecutive."""
+    consecutive = (slots.diff(dim=1) == 1).all(dim=1).tolist()
+    starts = slots[:, 0].tolist()
+    width = slots.shape[1]
+    return [
+        slice(start, start + width) if is_run else None
+        for start, is_run in zip(starts, consecutive, strict=True)
     ]
 
 
@@ -282,12 +299,7 @@ def run_decode(
         [lanes, q_heads, v_dim] in float32 or `v_buffer`'s dtype. Scores and softmax are float32.
     """
     tiling.q.copy_(q.view(tiling.q.shape)).mul_(scaling)
-    flat_keys = k_buffer.view(k_buffer.shape[0], -1)
-    for tile in tiling.tiles:
-        _gather_rows(flat_keys, 0, tile.slots, out=tile.staging)
-        if tile.staging is not tile.keys:
-            tile.keys.copy_(tile.staging)
-        _products(tile.q, tile.keys_t, out=tile.scores)
+    _score_tiles(tiling.tiles, k_buffer)
     for group in tiling.groups:
         torch.softmax(group.scores, -1, out=group.weights)
     parts = _weighted_sums(
@@ -297,6 +309,26 @@ def run_decode(
     if tiling.merge is not None:
         return _merge_tiles(tiling, tiling.merge, parts)
     return parts if tiling.order is None else parts[tiling.order]
+
+
+def _score_tiles(tiles: tuple[Tile, ...], k_buffer: torch.Tensor) -> None:
+    """Fill the tiles' scores. Calls per tile are kept to two: short contexts pay for each."""
+    flat_keys = k_buffer.view(k_buffer.shape[0], -1)
+    if k_buffer.dtype == torch.float32:
+        for tile in tiles:
+            if tile.run is not None:
+                _products(tile.q, k_buffer[tile.run].permute(1, 2, 0), out=tile.scores)
+            else:
+                _gather_rows(flat_keys, 0, tile.slots, out=tile.keys)
+                _products(tile.q, tile.keys_t, out=tile.scores)
+        return
+    for tile in tiles:
+        if tile.run is not None:
+            tile.keys.copy_(flat_keys[tile.run])
+        else:
+            _gather_rows(flat_keys, 0, tile.slots, out=tile.staging)
+            tile.keys.copy_(tile.staging)
+        _products(tile.q, tile.keys_t, out=tile.scores)
 
 
 def _weighted_sums(
