@@ -60,7 +60,7 @@ def test_kill_counts_per_page_and_below_the_seal() -> None:
     assert (ledger.sealed_pages, ledger.sealed_live, ledger.live_tokens) == (2, 5, 9)
     ledger.seal(3)
     assert (ledger.sealed_pages, ledger.sealed_live) == (3, 6)
-    assert ledger.candidates().tolist() == [0, 1, 2]
+    assert ledger.candidates(99999)[0].tolist() == [0, 1, 2]
 
 
 def test_scalar_and_array_kills_agree() -> None:
@@ -72,7 +72,7 @@ def test_scalar_and_array_kills_agree() -> None:
     for code in killed.tolist():
         one.kill_one(code)
     assert one.live.tolist() == many.live.tolist()
-    assert one.candidates().tolist() == many.candidates().tolist() == [1]
+    assert one.candidates(99999)[0].tolist() == many.candidates(99999)[0].tolist() == [1]
     assert one.take_dead().tolist() == many.take_dead().tolist() == [10]
     assert one.sealed_live == many.sealed_live == 3
 
@@ -81,13 +81,13 @@ def test_candidates_are_partly_filled_sealed_and_free_of_plans() -> None:
     ledger = ledger_of(5)
     ledger.seal(4)
     ledger.kill(codes(0, 1, 2, 2, 2, 2, 4))
-    assert ledger.candidates().tolist() == [0, 1]
+    assert ledger.candidates(99999)[0].tolist() == [0, 1]
     ledger.reserve(codes(1))
-    assert ledger.candidates().tolist() == [0]
+    assert ledger.candidates(99999)[0].tolist() == [0]
     ledger.kill(codes(1))
-    assert ledger.candidates().tolist() == [0]
+    assert ledger.candidates(99999)[0].tolist() == [0]
     ledger.unreserve(codes(1))
-    assert ledger.candidates().tolist() == [0, 1]
+    assert ledger.candidates(99999)[0].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("extra", [0, 20])
@@ -129,8 +129,18 @@ def test_a_partly_filled_packed_page_is_a_candidate_and_a_dead_one_is_freed() ->
     ledger = ledger_of(1)
     zeros = np.zeros((3, 4), np.int32)
     ledger.add_packed(codes(20, 21, 22), np.array([4, 2, 0]), zeros)
-    assert ledger.candidates().tolist() == [-2]
+    assert ledger.candidates(99999)[0].tolist() == [-2]
     assert ledger.take_dead().tolist() == [22]
+
+
+def test_a_short_look_takes_turns() -> None:
+    ledger = ledger_of(10)
+    ledger.seal(10)
+    ledger.kill(np.arange(10))
+    seen = [ledger.candidates(4) for _ in range(3)]
+    assert [codes.tolist() for codes, _ in seen] == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 8, 9]]
+    assert not any(complete for _, complete in seen)
+    assert ledger.candidates(10)[1]
 
 
 def test_the_list_of_touched_pages_stays_bounded() -> None:

@@ -128,6 +128,18 @@ def test_repacking_goes_on_step_by_step_with_one_free_page(make_bench: MakeBench
     assert bench.survivors_intact()
 
 
+def test_the_token_limit_spreads_a_repack_over_steps(make_bench: MakeBench) -> None:
+    bench = make_bench(length=86, pages=60, max_moved_tokens=8, hysteresis=0.5)
+    bench.keep_every(4)
+    for _ in range(6):
+        report = bench.step()
+        assert report.submitted_tokens <= 8
+        for copy in bench.copies.waiting:
+            copy.finish()
+    assert bench.reclaimer.private_pages(ROW) == 6 + 1
+    assert bench.survivors_intact()
+
+
 def test_at_page_size_one_there_is_nothing_to_repack(make_bench: MakeBench) -> None:
     bench = make_bench(page_size=1, length=30, pages=40)
     bench.keep_every(3)

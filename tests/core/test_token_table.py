@@ -201,7 +201,7 @@ def test_metadata_per_token(page_size: int) -> None:
     table.evict_tokens(np.arange(0, table.open_start, page_size))
     worst = max(worst, table.metadata_bytes() / 4096)
     if page_size > 1:
-        codes = table.ledger.candidates().tolist()
+        codes = table.ledger.candidates(99999)[0].tolist()
         pages = -(-table.ledger.sealed_live // page_size)
         plan = plan_for(table, codes, list(range(9000, 9000 + pages)))
         worst = max(worst, (table.metadata_bytes() + plan.metadata_bytes()) / 4096)

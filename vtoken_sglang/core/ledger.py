@@ -242,19 +242,27 @@ class PageLedger:
             pages.append(page)
         return np.array(pages, np.int64)
 
-    def _compact(self) -> Int32Array:
-        listed = np.unique(np.frombuffer(self._touched, np.int32))
+    def _compact(self, limit: int | None = None) -> Int32Array:
+        """Drop what is no partly filled page any more from the first `limit` listed codes; those
+        that stay move to the end of the list. Returns them."""
+        part = self._touched[:limit]
+        listed = np.unique(np.frombuffer(part, np.int32))
         held = (self.page[listed] != _GONE) & (self.live[listed] > 0)
         codes: Int32Array = listed[held & (self._flags[listed] & _RESERVED == 0)]
-        self._touched = array("i")
+        del self._touched[: len(part)]
         self._touched.frombytes(codes.tobytes())
         return codes
 
-    def candidates(self) -> Int32Array:
-        """Codes of the sealed pages with some live and some dead places: what a repack can use."""
-        codes = self._compact()
+    def candidates(self, limit: int) -> tuple[Int32Array, bool]:
+        """Codes of sealed pages with some live and some dead places: what a repack can use.
+
+        Looks at no more than `limit` listed pages, those listed longest, so that one look at a
+        huge request stays cheap; the next look takes others. Also returns whether it saw all.
+        """
+        complete = len(self._touched) <= limit
+        codes = self._compact(limit)
         sealed: Int32Array = codes[codes < self.sealed_home]
-        return sealed
+        return sealed, complete
 
     # -- pending repacks ------------------------------------------------------------------------
 

@@ -1,6 +1,8 @@
 """From tables to plans: repacks (asks the planner row by row, within headroom) and forks."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -17,6 +19,12 @@ from vtoken_sglang.core.pool import PagePool
 from vtoken_sglang.core.rows import RequestRows
 from vtoken_sglang.core.settings import ReclaimSettings
 from vtoken_sglang.core.token_table import TokenTable
+
+_MOST_MISSES: Final = 32
+"""Rows looked at in vain per step, when what is left of the limits is too little for them."""
+_LEAST_WINDOW: Final = 1024
+_WINDOW_PER_PAGE: Final = 4
+"""Pages looked at per page that the token limit lets a plan fill: enough to pick empty ones."""
 
 
 def row_waste(table: TokenTable) -> RowWaste:
@@ -56,8 +64,12 @@ def make_plans(
     headroom = pool.free_pages() - reserve_pages
     tokens_left = settings.max_moved_tokens
     chosen: list[tuple[TokenTable, Int64Array, Choice]] = []
+    misses = 0
     for _, table in wanting:
-        candidates = table.ledger.candidates()
+        if headroom < 1 or tokens_left < table.page_size or misses > _MOST_MISSES:
+            break
+        window = max(_LEAST_WINDOW, _WINDOW_PER_PAGE * tokens_left // table.page_size)
+        candidates, complete = table.ledger.candidates(window)
         choice = choose_sources(
             table.ledger.live[candidates],
             page_size=table.page_size,
@@ -66,9 +78,12 @@ def make_plans(
             min_gain=settings.min_gain_pages,
         )
         if choice is None:
+            misses += 1
             continue
         headroom -= choice.dst_pages
         tokens_left -= choice.tokens
+        if not complete:
+            choice = replace(choice, limited=True)
         chosen.append((table, candidates[choice.sources].astype(np.int64), choice))
     return _with_destinations(chosen, pool) if chosen else []
 

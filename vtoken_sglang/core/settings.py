@@ -16,7 +16,8 @@ class ReclaimSettings:
             under pressure too; in [0, 1]. Keeps a row from being repacked every step.
         reclaim: False is the naive arm: kills only mask, nothing is freed or moved.
         min_gain_pages: a repack must return at least this many pages more than it takes; >= 1.
-        max_moved_tokens: most tokens copied per step, all rows together; >= 1.
+        max_moved_tokens: most tokens copied per step, all rows together; >= 1 (below a page,
+            nothing is repacked).
         check: compare the bytes of every moved token before the flip (slow, for tests and
             `--vtoken-check`).
     """
