@@ -1,0 +1,190 @@
+"""Every seam resolves, is the one this code was written for, and fails closed when it is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vtoken_sglang import SUPPORTED_SGLANG_VERSION, patching
+from vtoken_sglang.config import ENVIRONMENT_VARIABLE, VTokenConfig
+from vtoken_sglang.engine import launch_hooks, plugin
+from vtoken_sglang.engine.attestation import ATTESTATION_KEY, expected_attestation
+from vtoken_sglang.engine.seams import (
+    LAUNCHER_SEAMS,
+    SCHEDULER_SEAMS,
+    Seam,
+    register,
+    resolve_hook,
+    verify_landed,
+    verify_source,
+)
+from vtoken_sglang.errors import SeamError
+
+SEAMS = LAUNCHER_SEAMS + SCHEDULER_SEAMS
+PATCHED = frozenset(patching.touched_files())
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
+def test_seam_is_complete_and_its_source_is_known(seam: Seam) -> None:
+    assert seam.why
+    assert seam.remove_when
+    assert callable(resolve_hook(seam))
+    verify_source(seam, patching.package_root(), PATCHED)
+
+
+def test_seam_names_and_targets_are_unique() -> None:
+    assert len({seam.name for seam in SEAMS}) == len(SEAMS)
+    assert len({seam.target for seam in SEAMS}) == len(SEAMS)
+
+
+def test_changed_upstream_file_is_refused(tmp_path: Path) -> None:
+    seam = next(seam for seam in SEAMS if seam.source not in PATCHED)
+    copy = tmp_path / seam.source
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes((patching.package_root() / seam.source).read_bytes() + b"# changed\n")
+    with pytest.raises(SeamError, match=f"seam {seam.name}: sglang/{seam.source} differs"):
+        verify_source(seam, tmp_path, PATCHED)
+
+
+@pytest.mark.parametrize(
+    "target", ["sglang.srt.managers.scheduler.Scheduler.no_such_method", "sglang.srt.nowhere.f"]
+)
+def test_wrong_target_is_refused(target: str) -> None:
+    wrong = dataclasses.replace(SCHEDULER_SEAMS[0], target=target)
+    with pytest.raises(SeamError, match=r"attestation: target .* does not exist"):
+        register(wrong)
+
+
+def test_hook_that_did_not_land_is_noticed() -> None:
+    # Nothing was applied to this function in this process.
+    unhooked = dataclasses.replace(
+        SCHEDULER_SEAMS[0], target="sglang.srt.managers.scheduler.Scheduler.release_host_resources"
+    )
+    with pytest.raises(SeamError, match="did not land"):
+        verify_landed(unhooked)
+
+
+BROKEN_SEAM = """
+import dataclasses
+from vtoken_sglang.engine import plugin
+broken = dataclasses.replace(
+    plugin.SCHEDULER_SEAMS[1], target="sglang.srt.managers.scheduler.Scheduler.renamed"
+)
+plugin.SCHEDULER_SEAMS = (broken,)
+from sglang.srt.plugins import load_plugins
+load_plugins()
+print("served on")
+"""
+
+LOST_HOOK = """
+from sglang.srt.plugins.hook_registry import HookRegistry
+original = HookRegistry._apply_target.__func__
+def lose_one(cls, target, hooks):
+    if not target.endswith("free_kv_row"):
+        original(cls, target, hooks)
+HookRegistry._apply_target = classmethod(lose_one)
+from sglang.srt.plugins import load_plugins
+load_plugins()
+print("served on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [(BROKEN_SEAM, "safe-point"), (LOST_HOOK, "row-free")],
+    ids=["target", "lost"],
+)
+def test_process_exits_when_a_seam_fails(code: str, named: str) -> None:
+    """SGLang swallows what plugins raise; the process must end all the same, naming the seam."""
+    done = run_python(code, **{ENVIRONMENT_VARIABLE: VTokenConfig().to_json()})
+    assert done.returncode == 2
+    assert f"vtoken-sglang: seam {named}:" in done.stderr
+    assert "served on" not in done.stdout
+
+
+CHECK = "from vtoken_sglang.cli import main; raise SystemExit(main(['check']))"
+
+
+def test_check_passes_on_this_installation() -> None:
+    done = run_python(CHECK)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ok  ") == len(SEAMS)
+
+
+def test_missing_patch_stops_the_process(tmp_path: Path) -> None:
+    overlay = patching.stage_pristine_overlay(tmp_path / "pristine")
+    done = run_python(CHECK, PYTHONPATH=str(overlay))
+    assert done.returncode == 2
+    assert "patch is not applied" in done.stderr
+    assert "vtoken-sglang patch --apply" in done.stderr
+
+
+def test_excluded_plugin_is_noticed() -> None:
+    done = run_python(CHECK, SGLANG_PLUGINS="something_else")
+    assert done.returncode == 2
+    assert "SGLANG_PLUGINS excludes it" in done.stderr
+
+
+def test_without_options_another_sglang_stays_stock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin.importlib.metadata, "version", lambda _name: "0.6.0")
+    monkeypatch.setattr(plugin.sys, "argv", ["launch_server", "--model-path", "m"])
+    assert plugin._version_supported(None) is False
+
+
+@pytest.mark.parametrize("asked_by", ["flag", "environment"])
+def test_another_sglang_is_refused_when_asked_for(
+    monkeypatch: pytest.MonkeyPatch, asked_by: str
+) -> None:
+    monkeypatch.setattr(plugin.importlib.metadata, "version", lambda _name: "0.6.0")
+    flags = ["--vtoken-policy", "none"] if asked_by == "flag" else []
+    monkeypatch.setattr(plugin.sys, "argv", ["launch_server", *flags])
+    config = VTokenConfig() if asked_by == "environment" else None
+    with pytest.raises(SeamError, match=f"0.6.0 is installed, only {SUPPORTED_SGLANG_VERSION}"):
+        plugin._version_supported(config)
+
+
+@pytest.mark.parametrize(
+    "info",
+    [{"status": "ready"}, {ATTESTATION_KEY: {"version": "0"}}],
+    ids=["no attestation", "another configuration"],
+)
+def test_scheduler_without_our_attestation_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], info: dict[str, object]
+) -> None:
+    config = VTokenConfig()
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, config.to_json())
+    good = {ATTESTATION_KEY: expected_attestation(config)}
+    launch_hooks.check_attestation([good])
+    with pytest.raises(SystemExit):
+        launch_hooks.check_attestation([good, info])
+    assert "seam handshake: scheduler 1" in capsys.readouterr().err
+
+
+def test_stock_server_needs_no_attestation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    launch_hooks.check_attestation([{"status": "ready"}])
+
+
+def test_data_parallel_controller_forwards_only_agreement() -> None:
+    class Controller:
+        _scheduler_init_infos = [{ATTESTATION_KEY: {"config": "a"}}] * 2
+
+    assert launch_hooks.forward_attestation({}, Controller()) == {ATTESTATION_KEY: {"config": "a"}}
+    Controller._scheduler_init_infos = [{ATTESTATION_KEY: {"config": "a"}}, {}]
+    assert launch_hooks.forward_attestation({}, Controller()) == {}
