@@ -4,7 +4,7 @@
 # fails; --dry-run compiles and runs what it can without one.
 #
 # Needs Python >= 3.11 with torch, triton, numpy and aiohttp; for the FlashInfer parts flashinfer
-# as well, whole or as carried along by scripts/gpu_carry.sh; for the comparison with SGLang's
+# as well, whole or as packed by scripts/gpu_carry.py; for the comparison with SGLang's
 # index kernel sglang. What is missing is named and left out.
 set -euo pipefail
 

@@ -2,7 +2,7 @@
 
 `import flashinfer` pulls in every family of kernels and their toolchains. Attention alone needs
 the modules below, some headers and tvm-ffi: little enough to carry to a machine that cannot
-install anything (`scripts/gpu_carry.sh`).
+install anything (`scripts/gpu_carry.py`).
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +19,15 @@ from .rows import random_rows
 from .timing import ratio_figure, times_ms
 
 LAYERS, HEADS, DIM, PAGE = 32, 8, 128, 16
+PACKED = ((64, 4_096), (8, 131_072))  # (lanes, span)
+DECODED = Sizes(lanes=32, span=8_192)
 POOL_SHARE = 0.25  # of the free device memory, for the copied pool
 MOVED_SHARE = 0.2  # of the pool's slots, moved by one copy
 
 
-def copy_figures(device: torch.device, repeats: int, seed: int) -> dict[str, Any]:
+def copy_figures(
+    device: torch.device, repeats: int, seed: int, *, layers: int = LAYERS
+) -> dict[str, Any]:
     """`copy_ratio`: the bandwidth of moving slots, as a share of the device's own copy.
 
     Both read and write the same number of bytes; the slots are those of whole scattered pages
@@ -29,10 +36,10 @@ def copy_figures(device: torch.device, repeats: int, seed: int) -> dict[str, Any
     generator = torch.Generator(device).manual_seed(seed)
     row_bytes = HEADS * DIM * 2
     free = torch.cuda.mem_get_info(device)[0]
-    num_pages = int(free * POOL_SHARE) // (row_bytes * 2 * LAYERS * PAGE)
+    num_pages = int(free * POOL_SHARE) // (row_bytes * 2 * layers * PAGE)
     buffers = [
         torch.zeros(num_pages * PAGE, HEADS, DIM, dtype=torch.bfloat16, device=device)
-        for _ in range(2 * LAYERS)
+        for _ in range(2 * layers)
     ]
     order = torch.randperm(num_pages, device=device, generator=generator)
     moved = int(num_pages * PAGE * MOVED_SHARE)
@@ -43,7 +50,7 @@ def copy_figures(device: torch.device, repeats: int, seed: int) -> dict[str, Any
     targets = (order[num_pages // 2 :, None] * PAGE + offsets).flatten()
     dst = targets[: len(src)]
     ours = times_ms(lambda: copy_slots_triton(buffers, src, dst), repeats)
-    half = len(src) * row_bytes * 2 * LAYERS
+    half = len(src) * row_bytes * 2 * layers
     flat_from, flat_to = (torch.zeros(half, dtype=torch.uint8, device=device) for _ in range(2))
     device_copy = times_ms(lambda: flat_to.copy_(flat_from), repeats)
     unit = "share of the bandwidth of a device copy of as many bytes"
@@ -52,47 +59,50 @@ def copy_figures(device: torch.device, repeats: int, seed: int) -> dict[str, Any
         "copy_ratio": ratio_figure(device_copy, ours, unit),
         "copy_bandwidth": {
             "value": rates.pop("median"),
-            "unit": f"GB/s read and written, {len(src)} slots of {2 * LAYERS} buffers",
+            "unit": f"GB/s read and written, {len(src)} slots of {2 * layers} buffers",
             "spread": rates,
         },
     }
 
 
-def pack_figures(device: torch.device, repeats: int, seed: int) -> dict[str, Any]:
-    """`pack_time_ratio_*`: `pack_live` over SGLang's own gather of whole rows.
-
-    Raises:
-        ImportError: SGLang is not installed.
-    """
-    from vtoken_sglang.engine.stock_index import gather_rows
-
+def pack_figures(
+    gather_rows: Callable[..., None] | None,
+    device: torch.device,
+    repeats: int,
+    seed: int,
+    *,
+    shapes: Sequence[tuple[int, int]] = PACKED,
+) -> dict[str, Any]:
+    """`pack_live_us_*`: time of `pack_live`; `pack_time_ratio_*`: over `gather_rows`, SGLang's own
+    gather of whole rows, where it is at hand."""
     generator = torch.Generator(device).manual_seed(seed)
     figures = {}
-    for lanes, span in ((64, 4_096), (8, 131_072)):
+    for lanes, span in shapes:
         rows = random_rows(lanes, span, 0.3, device, generator)
         whole = torch.cat([rows.spans.new_zeros(1), rows.spans.cumsum(0)]).to(torch.int32)
         out = torch.empty(int(whole[-1]), dtype=torch.int32, device=device)
-        table, row_ids = rows.table, rows.row_ids
-
-        def pack(rows: Any = rows, out: torch.Tensor = out, span: int = span) -> None:
-            pack_live_triton(rows.table, rows.row_ids, rows.spans, rows.indptr, out, max_span=span)
-
-        def gather(rows: Any = rows, out: torch.Tensor = out, whole: Any = whole) -> None:
-            gather_rows(rows.table, rows.row_ids, rows.spans, whole, out)
-
-        assert len(table) > len(row_ids)
-        unit = f"time, ours / SGLang's index kernel, {lanes} rows of {span}, 0.3 alive"
-        ratio = ratio_figure(times_ms(pack, repeats), times_ms(gather, repeats), unit)
-        figures[f"pack_time_ratio_{lanes}x{span}"] = ratio
+        lists = (rows.table, rows.row_ids, rows.spans)
+        pack = partial(pack_live_triton, *lists, rows.indptr, out, max_span=span)
+        ours = times_ms(pack, repeats)
+        what = f"{lanes} rows of {span}, 0.3 alive"
+        microseconds = spread([1000 * milliseconds for milliseconds in ours])
+        figures[f"pack_live_us_{lanes}x{span}"] = {
+            "value": microseconds.pop("median"),
+            "unit": f"microseconds, {what}",
+            "spread": microseconds,
+        }
+        if gather_rows is not None:
+            theirs = times_ms(partial(gather_rows, *lists, whole, out), repeats)
+            unit = f"time, ours / SGLang's index kernel, {what}"
+            figures[f"pack_time_ratio_{lanes}x{span}"] = ratio_figure(ours, theirs, unit)
     return figures
 
 
 def attention_figures(
-    library: Any, device: torch.device, repeats: int, seed: int
+    library: Any, device: torch.device, repeats: int, seed: int, *, sizes: Sizes = DECODED
 ) -> dict[str, Any]:
     """Decode attention at 0.3 kept: scattered, repacked, and repacked with page lists."""
     generator = torch.Generator(device).manual_seed(seed)
-    sizes = Sizes(lanes=32, span=8192)
     pruned = make_pruned(sizes, device, generator)
     dense = repacked(pruned)
     q = pruned.random(sizes.lanes, sizes.q_heads, generator)
@@ -100,7 +110,7 @@ def attention_figures(
     packed = times_ms(_slot_decode(library, dense, q), repeats)
     paged = times_ms(_page_decode(library, dense, q), repeats)
     del pruned, dense
-    full = make_pruned(Sizes(lanes=32, span=8192, keep=1.0), device, generator)
+    full = make_pruned(replace(sizes, keep=1.0), device, generator)
     unpruned = times_ms(_slot_decode(library, full, q), repeats)
     what = f"{sizes.lanes} lanes of {sizes.span}, 0.3 kept, decode kernel time"
     return {

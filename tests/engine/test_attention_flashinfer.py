@@ -197,16 +197,20 @@ def test_half_precision(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
-def test_fp8_pool(kv_dtype: torch.dtype) -> None:
-    """Live slots of an fp8 pool, with FlashInfer's decode on tensor cores as SGLang chooses it."""
+@pytest.mark.parametrize("own", [[1, 1], [30, 5]], ids=["decode", "extend"])
+def test_fp8_pool(kv_dtype: torch.dtype, own: list[int]) -> None:
+    """Live slots of an fp8 pool; SGLang decodes it on tensor cores. The extend is paged-only: its
+    own tokens are then read back as stored, so the comparison is exact up to bfloat16."""
     geometry = Geometry(
         q_heads=4, kv_heads=2, dim=32, page_size=16, dtype=torch.bfloat16, kv_dtype=kv_dtype
     )
     runner = make_runner(geometry)
     backend = VTokenFlashInferAttnBackend(runner)
+    backend.use_paged = True
     assert backend.decode_use_tensor_cores
-    lanes = place(runner, Lanes(prefix=[40, 150], own=[1, 1]), dead_share=0.5)
-    q, out = forward(backend, make_batch(runner, lanes, ForwardMode.DECODE), geometry)
+    lanes = place(runner, Lanes(prefix=[40, 150], own=own), dead_share=0.5)
+    mode = ForwardMode.DECODE if own == [1, 1] else ForwardMode.EXTEND
+    q, out = forward(backend, make_batch(runner, lanes, mode), geometry)
     wanted = expected(runner, lanes, q, geometry)
     torch.testing.assert_close(out.double(), wanted, atol=3e-2, rtol=3e-2)
 

@@ -58,7 +58,7 @@ def test_the_dry_run_passes_in_the_interpreter(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 failed" in done.stdout
     assert "nothing was measured" in done.stdout
-    for part in ("copy_times", "pack_times", "attention_times", "served"):
+    for part in ("copy_times", "pack_times", "attention_times", "served"):  # never a time
         assert f"not run: {part}" in done.stdout
     assert not out.exists()
 
@@ -111,6 +111,13 @@ def test_a_flip_that_changes_bits_is_counted() -> None:
     gpu_check.flashinfer(check)
     assert check.figures["graph_flip_mismatches"]["value"] > 0
     assert any(case.kernel == "flip" and not case.passed for case in check.cases)
+
+
+def test_no_compilation_is_started_late() -> None:
+    check = cpu_check()
+    check.started -= gpu_check.LAST_START_S + 1
+    with pytest.raises(gpu_check.NotHereError, match="no time left"):
+        gpu_check.flashinfer_other_heads(check)
 
 
 def test_not_a_number_does_not_pass() -> None:
