@@ -1,7 +1,8 @@
-"""Choose and register the attention backends that read through the slot map."""
+"""Choose and register the attention backends that read live slots only."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from vtoken_sglang.config import VTokenConfig
@@ -11,21 +12,49 @@ from vtoken_sglang.errors import SeamError
 def install_backends(config: VTokenConfig) -> None:
     """Re-register the stock backend names with our subclasses, in this process.
 
-    Arm `native` reads rows directly (slot map off); every other arm reads live slots only.
+    `torch_native` is ours in every arm: `native` reads rows directly (slot map off), every other
+    arm reads live slots only. On CUDA the stock backends are fair, so `native` leaves them alone.
     """
+    import torch
+
     from vtoken_sglang.engine import attention_cpu
 
     attention_cpu.register("direct" if config.arm == "native" else "live")
+    if config.arm == "native" or not torch.cuda.is_available():
+        return
+    from vtoken_sglang.engine import attention_flashinfer, attention_triton
+
+    attention_flashinfer.register()
+    attention_triton.register()
 
 
-def verify_backend(model_runner: Any) -> None:
-    """Raise SeamError unless the runner's attention backend is one of ours."""
+def install_live_lengths(dead_count: Callable[[int], int]) -> None:
+    """Tell the backends that plan on the host how many tokens of a row are dead.
+
+    Raises:
+        SeamError: the call-out on the plan is missing or taken.
+    """
+    from vtoken_sglang.engine import kv_lens
+
+    kv_lens.install(dead_count)
+
+
+def verify_backend(model_runner: Any, config: VTokenConfig) -> None:
+    """Raise SeamError unless the runner's attention backend reads as this arm says."""
     from vtoken_sglang.engine.attention_cpu import VTokenTorchAttnBackend
 
     backend = model_runner.attn_backend
-    if not isinstance(backend, VTokenTorchAttnBackend):
+    ours: tuple[type, ...] = (VTokenTorchAttnBackend,)
+    if model_runner.device == "cuda":
+        from vtoken_sglang.engine.attention_flashinfer import VTokenFlashInferAttnBackend
+        from vtoken_sglang.engine.attention_triton import VTokenTritonAttnBackend
+
+        ours += (VTokenFlashInferAttnBackend, VTokenTritonAttnBackend)
+        if config.arm == "native":
+            return
+    if not isinstance(backend, ours):
         raise SeamError(
             "attention-backend",
-            f"{type(backend).__name__} does not read through the slot map",
-            "serve with --attention-backend torch_native",
+            f"{type(backend).__name__} does not read live slots",
+            "serve with --attention-backend torch_native, or flashinfer or triton on CUDA",
         )

@@ -52,6 +52,17 @@ def refuse_unsupported_arguments(_result: None, server_args: Any) -> None:
         refuse(error)
 
 
+def prefer_our_backend(argv: list[str]) -> list[str]:
+    """On CUDA, name flashinfer where the user named no backend: SGLang would pick one by the GPU's
+    generation that cannot read scattered slots."""
+    import torch
+
+    named = any(arg.split("=")[0].endswith("attention-backend") for arg in argv)
+    if named or not torch.cuda.is_available():
+        return argv
+    return [*argv, "--attention-backend", "flashinfer"]
+
+
 def _resolved_page_size(server_args: Any) -> int:
     from sglang.srt.arg_groups.overrides import resolving_view
 

@@ -23,6 +23,7 @@ from vtoken_sglang.core.ids import Generation, Row
 from vtoken_sglang.core.reclaimer import Reclaimer
 from vtoken_sglang.core.settings import ReclaimSettings
 from vtoken_sglang.core.token_table import TokenTable
+from vtoken_sglang.engine.backends import install_live_lengths
 from vtoken_sglang.engine.copiers import make_copy_engine
 from vtoken_sglang.engine.owners import prunable, row_owners
 from vtoken_sglang.engine.page_pool import AllocatorPagePool
@@ -81,6 +82,8 @@ class Runtime:
             on_fork=lambda row, length: self._forks.move_lock(row, length),
         )
         self._forks = PrefixForks(scheduler, self._reclaimer)
+        if torch.device(self._allocator.device).type == "cuda":
+            install_live_lengths(lambda row: int(self._reclaimer.dead_counts[row]))
         self._requests: dict[int, PrunedRequest] = {}  # by row; dropped with the row
         self._idle_checked = False
         self.statistics = Statistics()

@@ -29,7 +29,7 @@ def attest(info: dict[str, Any], scheduler: Any) -> dict[str, Any]:
     if config is None:
         return info
     try:
-        _verify_scheduler(scheduler)
+        _verify_scheduler(scheduler, config)
         _start_runtime(scheduler, config)
     except VTokenError as error:
         refuse(error)
@@ -37,13 +37,13 @@ def attest(info: dict[str, Any], scheduler: Any) -> dict[str, Any]:
     return info
 
 
-def _verify_scheduler(scheduler: Any) -> None:
+def _verify_scheduler(scheduler: Any, config: VTokenConfig) -> None:
     from vtoken_sglang.engine.compat import refuse_runtime
 
     if not is_verified():
         raise SeamError("scheduler", "the hooks of this process were never verified")
     refuse_runtime(scheduler)
-    verify_backend(scheduler.tp_worker.model_runner)
+    verify_backend(scheduler.tp_worker.model_runner, config)
 
 
 def _start_runtime(scheduler: Any, config: VTokenConfig) -> None:

@@ -27,7 +27,11 @@ def serve(argv: list[str]) -> int:
     from sglang.launch_server import run_server
     from sglang.srt.server_args import prepare_server_args
 
+    from vtoken_sglang.engine.launch_hooks import prefer_our_backend
+
     try:
+        if config is not None:
+            sglang_argv = prefer_our_backend(sglang_argv)
         server_args = prepare_server_args(sglang_argv)
         _check_model(server_args.model_path)
         _check_port(server_args.host, server_args.port)
