@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-
 from vtoken_sglang_eval.bench import core_bench, core_simulation
 
 
