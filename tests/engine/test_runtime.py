@@ -217,10 +217,13 @@ def test_release_frees_every_page_once(engine: MakeEngine, page_size: int) -> No
     sim = engine(page_size, 1024 // page_size)
     request = sim.admit("a", 150, publish="never")
     sim.prefill(request)
-    sim.cycle(request, count=30)
+    sim.cycle(request, count=42)
     sim.decode(request)
-    request.kv.kv_committed_len -= 1  # a stop token: the last slot is an overshoot
-    sim.finish(request)  # frees the row, then the overshoot: the second call must free nothing
+    request.kv.kv_committed_len -= (
+        1  # a stop token: the last slot, a page of its own, is surplus
+    )
+    assert request.kv.kv_committed_len == 192
+    sim.finish(request)  # frees the row, then the surplus: the second call must free nothing
     free = sim.allocator.get_all_free_pages()
     assert len(free.unique()) == len(free)
     assert sim.allocator.available_size() == sim.total

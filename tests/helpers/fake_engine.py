@@ -25,6 +25,7 @@ from vtoken_sglang.engine import scheduler_hooks
 from vtoken_sglang.engine.runtime import Runtime
 
 LAYERS, HEADS, DIM, ROWS, WIDTH = 2, 2, 4, 8, 512
+_MARKS_PER_TOKEN = 8  # one per buffer, with room; whole numbers that float32 holds exactly
 
 
 @dataclass(eq=False)
@@ -32,13 +33,14 @@ class FakeRequest:
     """What the runtime reads and writes of SGLang's `Req`."""
 
     rid: str
-    prompt_len: int
     sampling_params: Any
+    prompt_len: int = 0
     kv: ReqKvInfo = field(default_factory=ReqKvInfo)
     prefix_len: int = 0
     decode_batch_idx: int = 0
     skip_radix_cache_insert: bool = False
     ended: bool = False
+    tree_pages: torch.Tensor | None = None  # int64, pages that the radix tree took over
 
     def finished(self) -> bool:
         return self.ended
@@ -86,10 +88,16 @@ class FakeEngine:
 
     def admit(self, rid: str, prompt_len: int, **options: Any) -> FakeRequest:
         """Queue a request and give it a row; nothing is computed yet."""
-        parameters = SimpleNamespace(custom_params={"vtoken": options}, max_new_tokens=None)
-        request = FakeRequest(rid, prompt_len, parameters)
-        scheduler_hooks.keep_prompt_private(None, self.scheduler, request)
+        request = self.queue(rid, **options)
+        request.prompt_len = prompt_len
         self.enter(request)
+        return request
+
+    def queue(self, rid: str, **options: Any) -> FakeRequest:
+        """Queue a request with these options."""
+        parameters = SimpleNamespace(custom_params={"vtoken": options}, max_new_tokens=None)
+        request = FakeRequest(rid, parameters)
+        scheduler_hooks.keep_prompt_private(None, self.scheduler, request)
         return request
 
     def enter(self, request: FakeRequest) -> None:
@@ -107,7 +115,9 @@ class FakeEngine:
     def publish(self, request: FakeRequest) -> None:
         """The checkpoint after prefill: whole pages of the prompt become the tree's."""
         owned = request.prompt_len // self.page_size * self.page_size
-        self.tree_tokens += owned - request.kv.cache_protected_len
+        row = self.rows.req_to_token[request.kv.req_pool_idx]
+        request.tree_pages = row[: owned : self.page_size].long() // self.page_size
+        self.tree_tokens += owned
         request.kv.cache_protected_len = owned
 
     def prefill(self, request: FakeRequest, published: bool = False) -> None:
@@ -137,7 +147,7 @@ class FakeEngine:
 
     @staticmethod
     def mark(request: FakeRequest, pos: int) -> float:
-        return float(crc32(request.rid.encode()) % 1000 * 4096 + pos * 8)
+        return float(crc32(request.rid.encode()) % 1000 * 4096 + pos * _MARKS_PER_TOKEN)
 
     def finish(self, request: FakeRequest) -> None:
         """SGLang's `release_kv_cache`: free the row's slots, the overshoot, then the row."""
@@ -149,10 +159,16 @@ class FakeEngine:
         owned = kv.kv_committed_len
         ranges = [(kv.cache_protected_len, owned)]
         scheduler_hooks.free_row_segments(self._stock_free, None, kv, ranges)
-        overshoot = [(owned, kv.kv_allocated_len)]
-        scheduler_hooks.free_row_segments(self._stock_free, None, kv, overshoot)
+        overshoot = -(-owned // self.page_size) * self.page_size
+        if overshoot < kv.kv_allocated_len:
+            ranges = [(overshoot, kv.kv_allocated_len)]
+            scheduler_hooks.free_row_segments(self._stock_free, None, kv, ranges)
         scheduler_hooks.free_request_row(ReqToTokenPool.free, self.rows, request)
         kv.mark_kv_released()
+        if request.tree_pages is not None:  # no one else holds them: evicted at once
+            self.allocator.free_page_ids(request.tree_pages)
+            self.tree_tokens -= len(request.tree_pages) * self.page_size
+            request.tree_pages = None
         self.allocator.free_group_end()
 
     def retract(self, request: FakeRequest) -> None:
@@ -195,12 +211,12 @@ class FakeEngine:
 
         Without the tree: tree-owned tokens stay where they are.
         """
-        owners = {id(r): r for r in self._owners()}.values()
-        private = sum(kv_private_tokens(request.kv, self.page_size) for request in owners)
+        private = sum(kv_private_tokens(request.kv, self.page_size) for request in self.owners())
         private, _ = scheduler_hooks.count_orphans((private, 0), None)
         return int(self.allocator.available_size()) + self.tree_tokens + private
 
-    def _owners(self) -> Iterator[FakeRequest]:
+    def owners(self) -> Iterator[FakeRequest]:
+        """Requests with a row."""
         yield from self.running
         if self.scheduler.chunked_req is not None:
             yield self.scheduler.chunked_req
@@ -208,9 +224,11 @@ class FakeEngine:
     def seen(self, request: FakeRequest) -> list[int]:
         """Positions that attention reads, ascending; AssertionError if one holds other bytes."""
         row = self.rows.req_to_token[request.kv.req_pool_idx, : request.kv.kv_allocated_len]
-        positions: list[int] = row.nonzero().flatten().tolist()
+        positions = row.nonzero().flatten()
+        slots = row[positions].long()
+        written = self.mark(request, 0) + positions.float() * _MARKS_PER_TOKEN
         for number, buffer in enumerate((*self.kv_cache.k_buffer, *self.kv_cache.v_buffer)):
-            for pos in positions:
-                got = buffer[int(row[pos])].unique().tolist()
-                assert got == [self.mark(request, pos) + number], (request.rid, pos, got)
-        return positions
+            wrong = (buffer[slots] != (written + number)[:, None, None]).any(dim=(1, 2))
+            assert not bool(wrong.any()), (request.rid, number, positions[wrong].tolist())
+        found: list[int] = positions.tolist()
+        return found
