@@ -26,6 +26,7 @@ HOST = "127.0.0.1"
 PROBE_TIMEOUT_S = 3.0  # /health generates a token and can take over a second
 PROBE_INTERVAL_S = 0.5
 STOP_GRACE_S = 10.0
+SETTLE_S = 10.0  # a crashing SGLang writes diagnostics for some seconds before it ends
 TAIL_LINES = 15
 
 
@@ -132,8 +133,16 @@ class ServerProcess:
         self.require_alive("before it answered")
         self.startup_s = time.monotonic() - begin
 
-    def require_alive(self, when: str) -> None:
-        """Raise ServerError with the end of the log if the server has ended."""
+    def require_alive(self, when: str, settle_s: float = 0.0) -> None:
+        """Raise ServerError with the end of the log if the server has ended.
+
+        Args:
+            when: end of the message's sentence.
+            settle_s: how long to wait for an end that may be under way: a client sees a closed
+                connection before the process is gone.
+        """
+        if settle_s:
+            _wait_for(lambda: self._process is None or self._process.poll() is not None, settle_s)
         code = self._process.poll() if self._process else None
         if self._process is None or code is not None:
             raise self.error(f"server ended with exit status {code} {when}")

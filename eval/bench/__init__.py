@@ -1,1 +1,1 @@
-"""Benchmarks and checks that run without a server, from a checkout (`scripts/gpu_check.sh`)."""
+"""Measurements of single parts, run by hand: `python -m vtoken_sglang_eval.bench.<name>`."""

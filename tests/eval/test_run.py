@@ -93,6 +93,7 @@ def test_failed_requests_give_status_1_and_no_figures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(run, "_check", lambda _server, _trace: None)  # let warm-up fail too
+    monkeypatch.setattr(run, "SETTLE_S", 0.1)
     figures = tmp_path / "serve.json"
     extra = ["--repeats", "1", "--server-args", "--fail short"]
     assert main([*words, *extra]) == 1
@@ -117,8 +118,8 @@ def test_an_interruption_keeps_finished_runs_and_ends_the_server(
     started: list[ServerProcess] = []
     original = ServerProcess.require_alive
 
-    def interrupt_second(self: ServerProcess, when: str) -> None:
-        original(self, when)
+    def interrupt_second(self: ServerProcess, when: str, settle_s: float = 0.0) -> None:
+        original(self, when, settle_s)
         if when == "while it was measured":
             started.append(self)
             if len(started) == 2:

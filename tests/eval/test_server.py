@@ -11,6 +11,7 @@ import pytest
 from vtoken_sglang_eval.client import LoadClient
 from vtoken_sglang_eval.errors import ConfigError, ServerError
 from vtoken_sglang_eval.server import (
+    SETTLE_S,
     ServerProcess,
     free_port,
     group_cpu_seconds,
@@ -106,7 +107,7 @@ def test_a_server_that_dies_while_answering(tmp_path: Path) -> None:
         assert len(trace.records) == 1  # the session stops at its first failure
         assert trace.records[0].error
         with pytest.raises(ServerError, match="the fake model ran out of luck"):
-            server.require_alive("while it was measured")
+            server.require_alive("while it was measured", SETTLE_S)
 
 
 @pytest.mark.parametrize(
