@@ -114,9 +114,9 @@ def test_parts_of_rows_are_refused(special: dict[str, Any]) -> None:
 def test_installing_twice_is_once() -> None:
     with cuda_replaced():
         translator = make_runner(Geometry()).kv_index_translator
-    install_live_reads(translator)
+    install_live_reads(translator, torch.int32)
     first = translator.pack_read_stream
-    install_live_reads(translator)
+    install_live_reads(translator, torch.int32)
     assert translator.pack_read_stream == first
 
 
@@ -125,4 +125,4 @@ def test_a_translating_pool_is_refused() -> None:
         translator = make_runner(Geometry()).kv_index_translator
     translator.is_translating = True
     with pytest.raises(UnsupportedModeError, match="unified memory"):
-        install_live_reads(translator)
+        install_live_reads(translator, torch.int32)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from sglang.srt.layers.attention.attention_registry import register_attention_backend
 from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
 
@@ -52,7 +53,7 @@ class VTokenFlashInferAttnBackend(LiveLengths, FlashInferAttnBackend):
         # The stock constructor makes these two checks for its own class only.
         self._check_kv_attention_access("prefill", self.prefill_kv_access)
         self._check_kv_attention_access("decode", self.decode_kv_access)
-        install_live_reads(self.kv_index_translator)
+        install_live_reads(self.kv_index_translator, torch.int32)
         self.page_wrappers: list[PageModeWrapper] = []
         if page_mode and self.page_size > 1 and not self.enable_deterministic:
             self._use_page_mode()

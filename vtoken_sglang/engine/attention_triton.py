@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from sglang.srt.layers.attention.attention_registry import register_attention_backend
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
@@ -33,7 +34,7 @@ class VTokenTritonAttnBackend(LiveLengths, TritonAttnBackend):
                 "a diffusion model": self.dllm_block_size is not None,
             }
         )
-        install_live_reads(self.kv_index_translator)
+        install_live_reads(self.kv_index_translator, torch.int64)
 
 
 def register() -> None:

@@ -110,11 +110,15 @@ class LiveReads:
         return False
 
 
-def install_live_reads(translator: KVIndexTranslator) -> None:
+def install_live_reads(translator: KVIndexTranslator, slots_dtype: torch.dtype) -> None:
     """Make a runner's translator pack live lists. Twice is once.
 
     The instance is changed, not the class: its backends hold this very object, and SGLang
-    verifies that they do.
+    verifies that they do. On a GPU the kernels are compiled here, before the first request.
+
+    Args:
+        translator: the runner's.
+        slots_dtype: dtype of the lists that the backend asks for.
 
     Raises:
         UnsupportedModeError: the translator maps virtual ids, which rows with dead entries do not
@@ -128,6 +132,11 @@ def install_live_reads(translator: KVIndexTranslator) -> None:
             "its rows hold virtual ids that are translated page by page",
             "drop --enable-unified-memory",
         )
+    rows = translator.req_to_token
+    if rows.is_cuda:
+        from vtoken_sglang.kernels.triton_pack_live import warm_up
+
+        warm_up(rows, slots_dtype)
     translator.pack_read_stream = LiveReads(translator).pack_read_stream
 
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tests.kernels.interpreted.random_rows import Batch, make_batch
+from vtoken_sglang.kernels import triton_pack_live
 from vtoken_sglang.kernels.pack_live_ref import pack_live_ref
-from vtoken_sglang.kernels.triton_pack_live import BLOCK, pack_live_triton
+from vtoken_sglang.kernels.triton_pack_live import BLOCK, pack_live_triton, warm_up
 
 CASES = [
     ([1], 0.0, 0),
@@ -104,3 +105,22 @@ def test_any_bound_on_the_span_will_do(max_span: int) -> None:
     slots = torch.zeros(len(wanted), dtype=torch.int32)
     pack_live_triton(batch.rows, batch.row_ids, batch.spans, batch.indptr, slots, max_span=max_span)
     assert slots.tolist() == wanted
+
+
+@pytest.mark.parametrize("width", [100, BLOCK, 5 * BLOCK + 3, 8 * BLOCK])
+def test_warm_up_meets_every_form(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every number of blocks that a span can give, rounded up to a power of two."""
+    spans: list[int] = []
+    run = pack_live_triton
+
+    def note(*lists: torch.Tensor, max_span: int) -> None:
+        spans.append(max_span)
+        run(*lists, max_span=max_span)
+
+    monkeypatch.setattr(triton_pack_live, "pack_live_triton", note)
+    warm_up(torch.zeros(2, width, dtype=torch.int32), torch.int32)
+
+    def form(span: int) -> int:
+        return triton_pack_live.triton.next_power_of_2(-(-span // BLOCK))
+
+    assert {form(span) for span in spans} == {form(span) for span in range(1, width + 1)}
