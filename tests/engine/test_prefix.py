@@ -248,3 +248,25 @@ def test_publish_never_keeps_the_prompt_private_but_uses_a_hit(engine: MakeEngin
     sim.finish(request)
     assert cached(sim, [*PREFIX, *OTHER]) <= 96 + sim.page_size
     assert sim.accounted() == sim.total
+
+
+@pytest.mark.parametrize("shared", ["cow", "auto"])
+def test_a_cache_full_of_what_nobody_uses_does_not_stop_a_fork(
+    engine: MakeEngine, shared: str
+) -> None:
+    """A server's pool is full of cached prompts most of the time: that is no lack of memory."""
+    sim = engine(tokens=880)
+    for at in range(8):
+        junk = admitted(sim, f"junk{at}", [4000 + 200 * at + i for i in range(96)], policy="none")
+        sim.steps(1)
+        sim.finish(junk)
+    request = admitted(sim, "a", PREFIX, shared=shared)
+    sim.steps(1)
+    assert sim.allocator.available_size() < sim.total / 8
+    usable = sim.allocator.available_size() + sim.tree.evictable_size()
+    sim.steps(3)
+    assert request.kv.cache_protected_len < 32
+    now = sim.allocator.available_size() + sim.tree.evictable_size()
+    assert now > usable, "the prefix gives more than its copy takes"
+    assert sim.accounted() == sim.total
+    assert cached(sim, PREFIX) == 96

@@ -44,6 +44,7 @@ class TreeRequest:
 
     Fields:
         fresh: prefilled, its checkpoint still to come.
+        marks: K/V content by position, after one for the namespace.
     """
 
     rid: str
@@ -61,6 +62,7 @@ class TreeRequest:
     skip_radix_cache_insert: bool = False
     ended: bool = False
     fresh: bool = True
+    marks: list[int] = field(default_factory=list)
     priority: int = 0
     session: Any = None
     session_id: Any = None
@@ -254,6 +256,7 @@ class PrefixEngine:
     def _extend(self, request: TreeRequest, end: int) -> None:
         kv = request.kv
         row = self.rows.req_to_token[kv.req_pool_idx]
+        values = self.values(request, end)
         for pos in range(kv.kv_allocated_len, end):
             if pos % self.page_size == 0:
                 slot = int(self.allocator.alloc(self.page_size)[0])
@@ -261,20 +264,25 @@ class PrefixEngine:
                 slot = int(row[pos - 1]) + 1  # as SGLang's allocators do
             row[pos] = slot
             for number, buffer in enumerate((*self.kv_cache.k_buffer, *self.kv_cache.v_buffer)):
-                buffer[slot] = self.value(request, pos) + number
+                buffer[slot] = values[pos] + number
         kv.kv_allocated_len = kv.kv_committed_len = end
 
     @staticmethod
-    def value(request: TreeRequest, pos: int) -> float:
-        """What the model computes at `pos`: it depends on the namespace and every token so far."""
-        name = f"{request.extra_key} {request.cache_salt}".encode()
-        return float(crc32(request.tokens[: pos + 1].tobytes(), crc32(name)))
+    def values(request: TreeRequest, end: int) -> list[int]:
+        """What the model computes at each position below `end`: it depends on the namespace and
+        every token so far."""
+        if not request.marks:
+            request.marks.append(crc32(f"{request.extra_key} {request.cache_salt}".encode()))
+        for token in request.tokens[len(request.marks) - 1 : end]:
+            request.marks.append(crc32(token.to_bytes(8, "little"), request.marks[-1]))
+        return request.marks[1 : end + 1]
 
     def seen(self, request: TreeRequest) -> list[int]:
         """Positions that attention reads, ascending; AssertionError if one holds other bytes."""
         row = self.rows.req_to_token[request.kv.req_pool_idx, : request.kv.kv_allocated_len]
         positions: list[int] = row.nonzero().flatten().tolist()
-        wanted = torch.tensor([self.value(request, pos) for pos in positions], dtype=torch.float64)
+        values = self.values(request, request.kv.kv_allocated_len)
+        wanted = torch.tensor([values[pos] for pos in positions], dtype=torch.float64)
         for number, buffer in enumerate((*self.kv_cache.k_buffer, *self.kv_cache.v_buffer)):
             got = buffer[row[positions].long()].flatten(1)
             wrong = (got != (wanted + number)[:, None]).any(1).nonzero().flatten().tolist()
@@ -290,11 +298,11 @@ class PrefixEngine:
         assert len(set(pages)) == len(pages), "a page is in the tree twice"
         return pages
 
-    def page_bytes(self, page: int) -> bytes:
-        """K/V of all slots of a page."""
-        span = slice(page * self.page_size, (page + 1) * self.page_size)
-        buffers = (*self.kv_cache.k_buffer, *self.kv_cache.v_buffer)
-        return b"".join(buffer[span].numpy().tobytes() for buffer in buffers)
+    def memory(self) -> np.ndarray:
+        """A copy of K and V of every page, float64 [pages + 1, ...]."""
+        joined = torch.cat([*self.kv_cache.k_buffer, *self.kv_cache.v_buffer], dim=1)
+        pages: np.ndarray = joined.numpy().reshape(-1, self.page_size, joined[0].numel()).copy()
+        return pages
 
     def accounted(self) -> int:
         """SGLang's check of a busy step; equals `total` unless something leaked."""

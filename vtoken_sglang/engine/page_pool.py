@@ -14,19 +14,34 @@ class AllocatorPagePool:
 
     Every call happens in the scheduler thread between forwards, outside a free group, so the
     allocator's own lists are the truth at once.
+
+    What the radix tree holds for nobody counts as free, as it does for SGLang's own allocations: a
+    server's pool is full of cached prompts most of the time. It is evicted when it is needed,
+    least recently used first. Every plan returns more pages than it takes, so the cache is short
+    of them only until the flip.
     """
 
-    def __init__(self, allocator: Any) -> None:
+    def __init__(self, allocator: Any, tree: Any | None = None) -> None:
         self._allocator = allocator
+        self._tree = tree
         self.page_size: int = allocator.page_size
 
     def free_pages(self) -> int:
-        """Pages that can be allocated now, without evicting from the radix tree."""
-        return int(self._allocator.available_size()) // self.page_size
+        """Pages that `allocate` can hand out now, evictable ones of the radix tree included."""
+        evictable = self._tree.evictable_size() if self._tree is not None else 0
+        return int(self._allocator.available_size() + evictable) // self.page_size
 
     def allocate(self, pages: int) -> NDArray[np.int64] | None:
-        """Take `pages` whole pages; their ids int64 [pages], or None when there are not enough."""
+        """Take `pages` whole pages; their ids int64 [pages], or None when there are not enough.
+        Evicts from the radix tree what the free list is short of."""
         self._assert_settled()
+        short = pages * self.page_size - int(self._allocator.available_size())
+        if short > 0 and self._tree is not None:
+            from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+            if pages > self.free_pages():
+                return None  # evicting would not be enough
+            self._tree.evict(EvictParams(num_tokens=short))
         slots: torch.Tensor | None = self._allocator.alloc(pages * self.page_size)
         if slots is None:
             return None

@@ -68,7 +68,7 @@ class Runtime:
         self._rows = scheduler.req_to_token_pool
         self._allocator = scheduler.token_to_kv_pool_allocator
         self._page_size: int = self._allocator.page_size
-        self._pool = AllocatorPagePool(self._allocator)
+        self._pool = AllocatorPagePool(self._allocator, scheduler.tree_cache)
         pool = self._allocator.get_kvcache()
         self._reclaimer = Reclaimer(
             rows=self._rows.req_to_token,
@@ -321,4 +321,4 @@ class Runtime:
 
     def _under_pressure(self) -> bool:
         total = self._scheduler.max_total_num_tokens
-        return bool(self._allocator.available_size() < total * PRESSURE_FREE_SHARE)
+        return self._pool.free_pages() * self._page_size < total * PRESSURE_FREE_SHARE
