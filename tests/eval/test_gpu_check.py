@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from eval import provenance
 from eval.bench import gpu_check
 from eval.bench.flashinfer_loader import NAMES, load_flashinfer
 from eval.bench.gpu_check import Check, report, run
@@ -150,6 +152,30 @@ def test_a_part_that_raises_fails_the_run_and_stops_no_other(
     assert "FAILED broken: raised RuntimeError: does not compile" in text
     assert "not run: absent: sglang" in text
     assert ["x", "1.50", "u"] in [line.split() for line in text.splitlines()]
+
+
+def test_figures_are_written_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "cuda.json"
+    cpu = provenance.machine("cpu")
+    monkeypatch.setattr(
+        provenance,
+        "machine",
+        lambda device: {**cpu, "accelerator": "a GPU", "accelerator_count": 1},
+    )
+    save = gpu_check.saver(out, "0123abc")
+    check = cpu_check()
+    for name in ("kernel_mismatches", "copy_ratio"):
+        check.figures[name] = {"value": 0.5, "unit": "u", "spread": None}
+        save(check)
+        document = json.loads(out.read_text())
+        assert document["topic"] == "cuda"
+        assert name in document["figures"]
+    assert set(document) == {
+        *("topic", "command", "commit", "device", "versions", "settings", "repeats", "figures")
+    }
+    assert set(document["figures"]) == {"kernel_mismatches", "copy_ratio"}
+    assert document["device"].startswith("1 x a GPU")
+    assert document["commit"]
 
 
 def test_parts_of_flashinfer_load() -> None:
