@@ -114,7 +114,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "concurrency": 3,
         "system_tokens": 256,
         "user_tokens": 48,
-        "out_tokens": 24,
+        "out_tokens": 16,
     },
 }
 

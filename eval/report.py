@@ -14,7 +14,7 @@ from .compare import FIGURES
 from .errors import ResultsError
 from .provenance import device_label, portable
 from .results import write_new
-from .table import number, token_lines
+from .table import number, token_lines, warning_lines
 
 TEMPLATE = "report.html.j2"
 MILLISECOND_UNITS = {"s": ("ms", 1000.0), "share": ("%", 100.0)}
@@ -60,7 +60,7 @@ def section(result: Mapping[str, Any]) -> dict[str, Any]:
         "ratios": ratio_table(result),
         "plots": section_plots(result),
         "runs": [run_row(run) for run in runs],
-        "failed": sum(run["summary"]["failed"] for run in runs),
+        "warnings": warning_lines(result),
         "config": table_of(result["config"]),
         "workload": table_of(result["workload"]),
         "dataset": table_of(result["dataset"]),
@@ -100,7 +100,7 @@ def card(entry: Mapping[str, Any]) -> dict[str, Any]:
                     "label": label,
                     "value": f"{ratio['median']:.3f}",
                     "change": f"{change:+.1f} %",
-                    "range": f"{ratio['min']:.3f} to {ratio['max']:.3f}",
+                    "range": f"{ratio['min']:.3f}–{ratio['max']:.3f}",
                 }
             )
     return {"arm": entry["arm"], "reference": entry["reference"], "figures": shown}
@@ -125,7 +125,7 @@ def summary_table(result: Mapping[str, Any]) -> dict[str, Any]:
                 cells.append({"value": "-", "range": ""})
                 continue
             low, high = number(figure["min"] * factor), number(figure["max"] * factor)
-            cells.append({"value": number(figure["median"] * factor), "range": f"{low} to {high}"})
+            cells.append({"value": number(figure["median"] * factor), "range": f"{low}–{high}"})
         rows.append({"label": label, "unit": unit, "cells": cells})
     return {"arms": arms, "rows": rows}
 
@@ -143,7 +143,7 @@ def ratio_table(result: Mapping[str, Any]) -> dict[str, Any]:
             cells.append(
                 {
                     "value": f"{ratio['median']:.3f}" if ratio else "-",
-                    "range": f"{ratio['min']:.3f} to {ratio['max']:.3f}" if ratio else "",
+                    "range": f"{ratio['min']:.3f}–{ratio['max']:.3f}" if ratio else "",
                 }
             )
         rows.append(

@@ -198,6 +198,7 @@ def describe(
         **origin,
         "started": started.isoformat(timespec="seconds"),
         "duration_s": (datetime.now(UTC) - started).total_seconds(),
+        "runs_planned": prepared.config.repeats * len(prepared.arms),
         "config": prepared.config.to_dict(),
         "model": dict(prepared.model),
         "dataset": {

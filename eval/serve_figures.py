@@ -9,6 +9,7 @@ from .compare import paired_ratios
 from .errors import FiguresError
 from .metrics import spread
 from .provenance import device_label
+from .table import busiest_load
 
 # figure name -> (arm, reference, path in a run's summary)
 SERVE_FIGURES = {
@@ -49,6 +50,7 @@ def serve_figures(result: Mapping[str, Any]) -> dict[str, Any]:
         dataset=result["dataset"]["name"],
         requests=runs[0]["summary"]["requests"],
         patch_series=result["patch_series"],
+        busiest_load_average=busiest_load(runs),
     )
     return {
         "topic": "serve",

@@ -53,7 +53,8 @@ def result_table(result: Mapping[str, Any]) -> str:
             cells = [_ratio(entry["ratios"].get(path)) for path in RATIO_COLUMNS]
             rows.append([f"{entry['arm']} / {entry['reference']}", *cells])
         parts += ["", aligned(rows)]
-    return "\n".join([*parts, "", *token_lines(result)])
+    warnings = [f"WARNING: {line}" for line in warning_lines(result)]
+    return "\n".join([*parts, "", *token_lines(result), *warnings])
 
 
 def _median(figure: Mapping[str, float] | None, factor: float) -> str:
@@ -64,6 +65,33 @@ def _ratio(ratio: Mapping[str, float] | None) -> str:
     if ratio is None:
         return "-"
     return f"{ratio['median']:.3f} [{ratio['min']:.3f}, {ratio['max']:.3f}]"
+
+
+def warning_lines(result: Mapping[str, Any]) -> list[str]:
+    """What a reader must know before believing the figures; empty if there is nothing."""
+    runs, planned = result["runs"], result["runs_planned"]
+    lines = []
+    failed = sum(run["summary"]["failed"] for run in runs)
+    if failed:
+        lines.append(f"{failed} requests failed: the arms did not do the same work.")
+    if len(runs) < planned:
+        lines.append(f"Interrupted: {len(runs)} of {planned} runs were finished.")
+    load, cores = busiest_load(runs), result["machine"]["cores"]
+    if load > cores:
+        lines.append(
+            f"Other work kept the machine busy (load average {load:.1f} on {cores} cores before a "
+            "server started): times and ratios are not to be relied on."
+        )
+    return lines
+
+
+def busiest_load(runs: Sequence[Mapping[str, Any]]) -> float:
+    """Largest one-minute load average seen just before a server was started.
+
+    One server at a time with one client stays below two, so more than the number of cores means
+    that something else was running.
+    """
+    return max(float(run["load_average_before"]) for run in runs)
 
 
 def token_lines(result: Mapping[str, Any]) -> list[str]:

@@ -73,6 +73,7 @@ def result_of(runs: Sequence[dict[str, Any]], repeats: int = 1) -> dict[str, Any
         "command": "vtoken-sglang eval run --repeats 1",
         "started": "2026-01-01T00:00:00+00:00",
         "duration_s": 12.0,
+        "runs_planned": len(runs),
         "config": EvalConfig(
             model="tiny", repeats=repeats, device="cpu", dtype="float32"
         ).to_dict(),

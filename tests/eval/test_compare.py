@@ -10,7 +10,7 @@ from vtoken_sglang_eval.compare import (
     paired_ratios,
     summarize_arms,
 )
-from vtoken_sglang_eval.table import number, result_table
+from vtoken_sglang_eval.table import number, result_table, warning_lines
 
 from tests.eval.builders import record, result_of, run_of, three_arm_result
 
@@ -90,6 +90,19 @@ def test_the_table_shows_medians_and_ratios() -> None:
     assert "hook-only / native" in table
     assert "0.909 [0.909, 0.909]" in table
     assert "tokens: hook-only: all 4 answers equal stock's." in table
+
+
+def test_warnings_name_what_makes_figures_doubtful() -> None:
+    result = three_arm_result()
+    assert warning_lines(result) == []
+    result["runs_planned"] = 9
+    result["runs"][1]["load_average_before"] = 3.25
+    result["runs"][2]["summary"]["failed"] = 2
+    failed, interrupted, busy = warning_lines(result)
+    assert failed.startswith("2 requests failed")
+    assert interrupted == "Interrupted: 6 of 9 runs were finished."
+    assert "load average 3.2 on 2 cores" in busy
+    assert result_table(result).count("WARNING: ") == 3
 
 
 @pytest.mark.parametrize(

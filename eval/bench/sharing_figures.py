@@ -1,0 +1,215 @@
+"""Shared prefixes under skip, mask, cow and auto, all on one server per repeat: topic `cow`.
+
+    python -m vtoken_sglang_eval.bench.sharing_figures --out docs/results/cow.json \
+        --raw docs/results/cow_runs.jsonl --repeats 3
+
+Runs are appended to the raw file, one JSON line per cell, strategy and repeat; a later call adds
+repeats to those that are there, so a measurement may be taken in pieces. Figures are computed from
+all of it. Ratios are taken within a repeat, where the strategies follow each other in rotating
+order, and summarised by their median.
+
+  auto_vs_best_min               least of auto / best of skip, mask, cow (median throughput ratio)
+  auto_vs_skip_degreeN           auto / skip, throughput, prefix 512, keep 0.3, random
+  retained_ratio_auto_degree8    auto / none, mean tokens that running requests hold
+  neighbour_mismatches           unpruned requests that answered otherwise after a pruned burst
+  STRATEGY_METRIC_CELL           the grid
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vtoken_sglang_eval import provenance
+from vtoken_sglang_eval.bench.sharing_runs import ANSWER, STRATEGIES, TAIL, Cell, SharingClient
+from vtoken_sglang_eval.errors import FiguresError
+from vtoken_sglang_eval.figures import write_figures
+from vtoken_sglang_eval.metrics import spread
+from vtoken_sglang_eval.server import HOST, ServerProcess, free_port
+
+from vtoken_sglang.models import ensure_smollm2
+
+MODULE = "vtoken_sglang_eval.bench.sharing_figures"
+PAGE_SIZE, POOL = 16, 4096
+OTHERS = ("skip", "mask", "cow")
+DEGREES = (1, 2, 4, 8, 16)
+GRID = (
+    *(Cell(degree=degree, prefix=512, keep=0.3, policy="random") for degree in DEGREES),
+    Cell(degree=8, prefix=512, keep=0.5, policy="random"),
+    Cell(degree=8, prefix=512, keep=0.3, policy="streaming_llm"),
+    Cell(degree=1, prefix=512, keep=0.5, policy="streaming_llm"),
+    Cell(degree=2, prefix=1024, keep=0.3, policy="random"),
+    Cell(degree=8, prefix=2048, keep=0.3, policy="random"),
+)
+METRICS = {
+    "throughput": "requests/s",
+    "ttft_p50": "s",
+    "ttft_p95": "s",
+    "e2e_p95": "s",
+    "used_mean": "tokens held by running requests, mean",
+    "used_peak": "tokens held by running requests, peak",
+    "running_mean": "requests running",
+    "cached_share": "share of prompt tokens",
+    "cpu_s": "CPU seconds of the server",
+    "forks": "forks",
+    "moved": "tokens copied",
+    "retracted": "retractions",
+}
+Figures = dict[str, dict[str, Any]]
+
+
+def serve_repeat(model: str, repeat: int, seed: int, raw: Path) -> None:
+    """One server, every cell and strategy; each run is appended to `raw` as it ends."""
+    port = free_port()
+    command = [sys.executable, "-m", "vtoken_sglang.cli", "serve", "--model-path", model]
+    command += ["--host", HOST, "--port", str(port), "--device", "cpu", "--dtype", "float32"]
+    command += ["--sleep-on-idle", "--enable-metrics", "--decode-log-interval", "4"]
+    command += ["--page-size", str(PAGE_SIZE), "--max-total-tokens", str(POOL)]
+    command += ["--vtoken-policy", "streaming_llm", "--vtoken-keep", "1.0"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ServerProcess(
+            command, port, Path(folder) / "server.log", {"OMP_NUM_THREADS": "1"}
+        ) as server,
+    ):
+        client = SharingClient(server.base_url, server.cpu_seconds)
+        client.run(GRID[0], "auto", seed - 1)  # warm-up
+        for number, cell in enumerate(GRID):
+            turn = (repeat + number) % len(STRATEGIES)
+            for strategy in (*STRATEGIES[turn:], *STRATEGIES[:turn]):
+                run = client.run(cell, strategy, seed + repeat)
+                line = {"cell": cell.name, "repeat": repeat, **run.as_dict()}
+                with raw.open("a", encoding="utf-8") as stream:
+                    stream.write(json.dumps(line) + "\n")
+                print(
+                    f"  {repeat} {cell.name:44} {strategy:5} {run.throughput:6.3f} req/s "
+                    f"used {run.used_mean:6.0f} cpu {run.cpu_s:5.1f} s forks {run.forks}",
+                    flush=True,
+                )
+
+
+def read_runs(raw: Path) -> list[dict[str, Any]]:
+    """Every complete repeat of the raw file: one that was cut short is left out."""
+    runs = [json.loads(line) for line in raw.read_text(encoding="utf-8").splitlines()]
+    wanted = len(GRID) * len(STRATEGIES)
+    numbers = {run["repeat"] for run in runs}
+    whole = {n for n in numbers if sum(run["repeat"] == n for run in runs) == wanted}
+    return [run for run in runs if run["repeat"] in whole]
+
+
+def ratios(
+    runs: Sequence[dict[str, Any]], cell: str, metric: str, ours: str, other: str
+) -> list[float]:
+    """ours / other per repeat."""
+    value = {(run["repeat"], run["strategy"]): run[metric] for run in runs if run["cell"] == cell}
+    repeats = sorted({repeat for repeat, _ in value})
+    return [value[repeat, ours] / value[repeat, other] for repeat in repeats]
+
+
+def figure(values: Sequence[float], unit: str) -> dict[str, Any]:
+    found = spread(values)
+    shown = {key: found[key] for key in ("min", "q1", "q3", "max")}
+    return {"value": found["median"], "unit": unit, "spread": shown}
+
+
+def figures_of(runs: Sequence[dict[str, Any]]) -> Figures:
+    """All figures. Raises FiguresError when no repeat is complete."""
+    if not runs:
+        raise FiguresError("figures: no complete repeat")
+    found: Figures = {}
+    least: dict[str, Any] | None = None
+    for cell in GRID:
+        # The best of the others is chosen by its median, not anew in every repeat: the best of
+        # three noisy numbers is above all of them even where nothing differs.
+        against = {
+            other: figure(ratios(runs, cell.name, "throughput", "auto", other), "auto / " + other)
+            for other in OTHERS
+        }
+        best = min(against, key=lambda other: float(against[other]["value"]))
+        entry = {**against[best], "unit": f"throughput, auto / {best}, {cell.name}"}
+        found[f"auto_vs_best_{cell.name}"] = entry
+        cpu = [figure(ratios(runs, cell.name, "cpu_s", o, "auto"), "") for o in OTHERS]
+        slowest = min(cpu, key=lambda one: float(one["value"]))
+        found[f"auto_vs_best_cpu_{cell.name}"] = {**slowest, "unit": "CPU time, best other / auto"}
+        if least is None or entry["value"] < least["value"]:
+            least = entry
+        for strategy in STRATEGIES:
+            mine = [r for r in runs if r["cell"] == cell.name and r["strategy"] == strategy]
+            for metric, unit in METRICS.items():
+                values = [float(run[metric]) for run in mine]
+                found[f"{strategy}_{metric}_{cell.name}"] = figure(values, unit)
+    assert least is not None
+    found["auto_vs_best_min"] = least
+    for degree in DEGREES:
+        name = Cell(degree=degree, prefix=512, keep=0.3, policy="random").name
+        found[f"auto_vs_skip_degree{degree}"] = figure(
+            ratios(runs, name, "throughput", "auto", "skip"), "throughput, auto / skip"
+        )
+        for ours in ("skip", "mask", "cow", "auto"):
+            found[f"retained_ratio_{ours}_degree{degree}"] = figure(
+                ratios(runs, name, "used_mean", ours, "none"),
+                f"mean tokens held by running requests, {ours} / none",
+            )
+    wrong = neighbour_mismatches(runs)
+    found["neighbour_mismatches"] = {"value": wrong, "unit": "answers", "spread": None}
+    return found
+
+
+def neighbour_mismatches(runs: Sequence[dict[str, Any]]) -> int:
+    """Probes after a pruned burst that differ from the one after an unpruned burst."""
+    truth = {(r["cell"], r["repeat"]): r["probe"] for r in runs if r["strategy"] == "none"}
+    return sum(run["probe"] != truth[run["cell"], run["repeat"]] for run in runs)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, required=True, help="figures file, topic cow")
+    parser.add_argument("--raw", type=Path, required=True, help="runs, appended to")
+    parser.add_argument("--repeats", type=int, default=3, help="repeats to add; 0: figures only")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", help="default: SmolLM2-135M-Instruct")
+    parser.add_argument("--force", action="store_true", help="replace a larger measurement")
+    chosen = parser.parse_args(words)
+    arguments = sys.argv[1:] if words is None else list(words)
+    model = chosen.model or str(ensure_smollm2())
+    known = [run["repeat"] for run in read_runs(chosen.raw)] if chosen.raw.exists() else []
+    first = max(known, default=-1) + 1
+    chosen.raw.parent.mkdir(parents=True, exist_ok=True)
+    for repeat in range(first, first + chosen.repeats):
+        serve_repeat(model, repeat, chosen.seed, chosen.raw)
+    runs = read_runs(chosen.raw)
+    figures = figures_of(runs)
+    document = {
+        "topic": "cow",
+        "command": provenance.portable_command(["python", "-m", MODULE, *arguments]),
+        "commit": provenance.git_commit(),
+        "device": provenance.device_label(provenance.machine("cpu")),
+        "versions": provenance.versions(),
+        "settings": {
+            "model": provenance.model_facts(model)["name"],
+            "dtype": "float32",
+            "page_size": PAGE_SIZE,
+            "pool": POOL,
+            "tail_tokens": TAIL,
+            "answer_tokens": ANSWER,
+            "cells": [cell.name for cell in GRID],
+            "seed": chosen.seed,
+            "patch_series": provenance.patch_series_hash(),
+        },
+        "repeats": len({run["repeat"] for run in runs}),
+        "figures": figures,
+    }
+    write_figures(chosen.out, document, chosen.force)
+    for name in sorted(figures):
+        if name.startswith(("auto_vs", "retained", "neighbour")):
+            print(f"{name:60} {figures[name]['value']:.4g}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
