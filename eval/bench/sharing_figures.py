@@ -1,7 +1,7 @@
 """Shared prefixes under skip, mask, cow and auto, all on one server per repeat: topic `cow`.
 
     python -m vtoken_sglang_eval.bench.sharing_figures --out docs/results/cow.json \
-        --raw docs/results/cow_runs.jsonl --repeats 3
+        --raw build/cow_runs.jsonl --repeats 3
 
 Runs are appended to the raw file, one JSON line per cell, strategy and repeat; a later call adds
 repeats to those that are there, so a measurement may be taken in pieces. Figures are computed from
@@ -10,7 +10,7 @@ order, and summarised by their median.
 
   auto_vs_best_min               least of auto / best of skip, mask, cow (median throughput ratio)
   auto_vs_skip_degreeN           auto / skip, throughput, prefix 512, keep 0.3, random
-  retained_ratio_auto_degree8    auto / none, mean tokens that running requests hold
+  retained_ratio_auto_degree8    auto / none, tokens held per running request
   neighbour_mismatches           unpruned requests that answered otherwise after a pruned burst
   STRATEGY_METRIC_CELL           the grid
 """
@@ -53,6 +53,7 @@ METRICS = {
     "e2e_p95": "s",
     "used_mean": "tokens held by running requests, mean",
     "used_peak": "tokens held by running requests, peak",
+    "used_each": "tokens held per running request",
     "running_mean": "requests running",
     "cached_share": "share of prompt tokens",
     "cpu_s": "CPU seconds of the server",
@@ -152,8 +153,8 @@ def figures_of(runs: Sequence[dict[str, Any]]) -> Figures:
         )
         for ours in ("skip", "mask", "cow", "auto"):
             found[f"retained_ratio_{ours}_degree{degree}"] = figure(
-                ratios(runs, name, "used_mean", ours, "none"),
-                f"mean tokens held by running requests, {ours} / none",
+                ratios(runs, name, "used_each", ours, "none"),
+                f"tokens held per running request, {ours} / none",
             )
     wrong = neighbour_mismatches(runs)
     found["neighbour_mismatches"] = {"value": wrong, "unit": "answers", "spread": None}

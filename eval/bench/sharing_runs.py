@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-from vtoken_sglang_eval.client import StreamTimer, parse_event
+from vtoken_sglang_eval.client import StreamTimer, hash_ids, parse_event
 from vtoken_sglang_eval.metrics import distribution
 from vtoken_sglang_eval.pool import PoolSampler
 
@@ -74,10 +74,11 @@ class Run:
     Fields:
         used_mean, used_peak: tokens that running requests keep from being given to others: their
             private pages and the cached ones they lock, each once; over the samples of the gauge.
+        used_each: the same per running request, summed over the samples.
         running_mean: requests running at once. cached_share: of the prompt tokens.
         cpu_s: time of the server's processes. forks: committed. moved: tokens copied.
-        tokens: generated ids per request. probe: of an unpruned request over the first prefix,
-            alone, afterwards. retracted: requests taken back.
+        retracted: requests taken back. answers: fingerprint of the generated ids, per request.
+        probe: ids of an unpruned request over the first prefix, alone, afterwards.
     """
 
     strategy: str
@@ -88,13 +89,14 @@ class Run:
     e2e_p95: float
     used_mean: float
     used_peak: float
+    used_each: float
     running_mean: float
     cached_share: float
     cpu_s: float
     forks: int
     moved: int
     retracted: int
-    tokens: list[list[int]]
+    answers: list[str]
     probe: list[int]
 
     def as_dict(self) -> dict[str, Any]:
@@ -144,13 +146,14 @@ class SharingClient:
             e2e_p95=distribution([r["latency"] for r in records])["p95"],
             used_mean=float(np.mean([s.used for s in busy])),
             used_peak=max(s.used for s in busy),
+            used_each=sum(s.used for s in busy) / sum(s.running for s in busy),
             running_mean=float(np.mean([s.running for s in busy])),
             cached_share=sum(r["cached"] for r in records) / sum(map(len, prompts)),
             cpu_s=cpu,
             forks=after["forks"]["committed"] - before["forks"]["committed"],
             moved=after["moved_tokens"] - before["moved_tokens"],
             retracted=sum(r["retractions"] for r in records),
-            tokens=[r["tokens"] for r in records],
+            answers=[hash_ids(r["tokens"]) for r in records],
             probe=probe["tokens"],
         )
 
