@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from vtoken_sglang.kernels.cpu_decode import DecodeTiling, Geometry, cut_tiles, run_decode
+from vtoken_sglang.kernels.cpu_decode import run_decode
 from vtoken_sglang.kernels.cpu_extend import run_extend
 from vtoken_sglang.kernels.cpu_scratch import Scratch
+from vtoken_sglang.kernels.cpu_tiling import DecodeTiling, Geometry, cut_tiles
 from vtoken_sglang.kernels.packed_slots import PackedSlots
 
 
