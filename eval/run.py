@@ -11,6 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from vtoken_sglang.package_files import cache_root
+from vtoken_sglang.patching import stage_pristine_overlay
+
 from . import provenance
 from .arms import Arm, rotated, select_arms
 from .chat import ModelTokenizer
@@ -82,6 +85,17 @@ def server_environment(config: EvalConfig) -> dict[str, str]:
     return environment
 
 
+def stock_environment() -> dict[str, str]:
+    """What makes an arm truly stock in an environment whose SGLang is patched: the released files
+    come first on the path, and of this package only the CPU platform is loaded, without which
+    SGLang does not run on a machine that has no accelerator."""
+    overlay = stage_pristine_overlay(cache_root() / "stock-sglang")
+    path = os.pathsep.join(filter(None, (str(overlay), os.environ.get("PYTHONPATH", ""))))
+    # Bytecode is written beside the overlay, or every process of every start compiles SGLang again.
+    bytecode = {"PYTHONDONTWRITEBYTECODE": ""}
+    return {"PYTHONPATH": path, "SGLANG_PLUGINS": "vtoken_cpu", **bytecode}
+
+
 def warm_up_workload(workload: Workload) -> Workload:
     """One short session of two turns whose ids occur in no measured prompt's beginning."""
     first = tuple(reversed(workload.sessions[0].first_prompt))
@@ -120,11 +134,14 @@ def run_once(prepared: Prepared, arm: Arm, repeat: int, folder: Path, progress: 
     load_before = os.getloadavg()[0]
     label = f"repeat {repeat + 1} {arm.name}"
     command = arm.command(engine_args(config, port))
+    environment = server_environment(config)
+    if arm.vtoken_args is None:
+        environment |= stock_environment()
     server = ServerProcess(
         command,
         port,
         folder / f"server-{repeat + 1}-{arm.name}.log",
-        server_environment(config),
+        environment,
         config.startup_timeout,
     )
     progress.stage(f"{label}: starting")
