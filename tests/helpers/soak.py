@@ -42,7 +42,8 @@ def soak_requests(count: int, seed: int) -> list[SoakRequest]:
     """Draw requests: half of them share one of a few prefixes, all option values occur."""
     draw = random.Random(seed)
     prefixes = [draw.sample(_VOCABULARY, draw.randint(40, 200)) for _ in range(5)]
-    return [_request(draw, f"soak-{seed}-{index}", prefixes) for index in range(count)]
+    # SGLang aborts every request whose id starts with the one given: all ids are equally long.
+    return [_request(draw, f"soak-{seed}-{index:05}", prefixes) for index in range(count)]
 
 
 def _request(draw: random.Random, rid: str, prefixes: Sequence[list[int]]) -> SoakRequest:

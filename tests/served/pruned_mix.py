@@ -18,6 +18,7 @@ from tests.served.configurations import POOL_FLAGS, STRICT_CHECKS, Configuration
 from tests.served.mix import Answer, Case, Mix, run_mix
 
 LONG = "long prompt pruned between chunks"
+LONG_BUDGET = 160
 UNTOUCHED = "not pruned"
 
 _LETTER = """Dear Anna, the ferry was late again, so we walked along the harbour until the lamps
@@ -106,15 +107,15 @@ def build_pruned_mix(encode: Callable[[str], list[int]]) -> Mix:
         pruned_case("2 of 5", prompt(62, 90), 48, policy="streaming_llm", keep=0.5, **never),
         pruned_case(f"3 of 5, {UNTOUCHED}", prompt(73, 100), 48, policy="none"),
         pruned_case("4 of 5", prompt(84, 120), 40, **random, seed=4),
-        pruned_case("5 of 5", prompt(95, 33), 56, **window, interval=1),
+        pruned_case("5 of 5", prompt(95, 70), 48, **window, interval=1),
     ]
     return Mix(alone, together, [], [])
 
 
 def long_case(encode: Callable[[str], list[int]]) -> Case:
     """A prompt far beyond its budget, private, so that it can be pruned between chunks."""
-    prompt = (encode(_LETTER)[105:] * 5)[:640]
-    options = {"policy": "random", "budget": 160, "publish": "never", "interval": 32}
+    prompt = (encode(_LETTER)[105:] * 9)[:1200]
+    options = {"policy": "random", "budget": LONG_BUDGET, "publish": "never", "interval": 32}
     return pruned_case(LONG, prompt, 24, **options)
 
 

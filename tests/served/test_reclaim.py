@@ -15,6 +15,7 @@ from tests.served.configurations import Configuration
 from tests.served.mix import Case, Mix
 from tests.served.pruned_mix import (
     LONG,
+    LONG_BUDGET,
     Arm,
     PrunedRun,
     build_pruned_mix,
@@ -161,7 +162,7 @@ def test_memory_was_given_back_by_the_reclaiming_arm_only(
     serve: Serve, configuration: Configuration, arm: Arm
 ) -> None:
     state = serve(configuration, arm).state
-    assert state["killed_tokens"] > 1000
+    assert state["killed_tokens"] > 800
     assert state["dropped_plans"] == 0
     assert (state["freed_pages"] > 0) == (arm != NAIVE)
     repacked = arm != NAIVE and configuration.page_size > 1
@@ -174,15 +175,15 @@ def test_a_long_private_prompt_never_holds_its_full_length(
     serve: Serve, long: Case, configuration: Configuration, arm: Arm
 ) -> None:
     run = serve(configuration, arm)
-    total = len(long.prompt) + long.count
     if arm == NAIVE or not configuration.chunked:
         assert run.long_peak > len(long.prompt)  # the measure can see a full prompt
         return
-    # The budget, two chunks that may not be pruned yet, an interval, and room for one repack.
-    budget, chunk, interval = 160, 64, 32
     assert run.trace[LONG][0].logical_len < len(long.prompt)
-    assert run.long_peak <= budget + 3 * chunk + interval, run.long_peak
-    assert run.long_peak < 0.65 * total
+    # Twice the budget while a copy is under way, and two chunks that may not be pruned yet: none
+    # of it grows with the prompt.
+    chunk, interval = 64, 32
+    assert run.long_peak <= 2 * LONG_BUDGET + 2 * chunk + interval
+    assert run.long_peak < 0.4 * (len(long.prompt) + long.count)
 
 
 @every_run
