@@ -19,9 +19,11 @@ with their own provenance.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,7 @@ POLICIES = ("random", "streaming_llm")
 KEEPS = (30, 50, 70)
 SHORTEST, LONGEST = 768, 1152
 ANSWER = 48
-PER_REPEAT = 2
+PER_REPEAT = 1
 INTERVAL, SINK, RECENT = 16, 4, 32
 FROM_CORE_BENCH = ("planner_step_share", "copy_ratio")
 Figures = dict[str, dict[str, Any]]
@@ -107,7 +109,7 @@ def held(looks: Sequence[Sequence[Look]], page_size: int, answers: list[list[int
         if not pruned:
             raise FiguresError("figures: a request ended before it was seen pruned")
         killed += seen[-1].killed - seen[0].killed
-        for before, look in zip([pruned[0], *pruned], pruned, strict=False):
+        for before, look in zip([seen[0], *pruned], pruned, strict=False):
             retained.append(look.retained + look.held)
             waste.append(1 - look.live / (look.retained * page_size))
             gaps.append(look.retained / -(-look.live // page_size) - 1)
@@ -124,12 +126,28 @@ def held(looks: Sequence[Sequence[Look]], page_size: int, answers: list[list[int
     )
 
 
+@contextlib.contextmanager
+def locked(path: Path | None) -> Iterator[None]:
+    """Hold a lock file, so that measurements on one machine do not disturb each other."""
+    if path is None:
+        yield
+        return
+    with path.open("a") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
 def serve_arm(
-    arm: str, page_size: int, prompts: Sequence[Sequence[list[int]]], model: str
+    arm: str,
+    page_size: int,
+    prompts: Sequence[Sequence[list[int]]],
+    model: str,
+    lock: Path | None = None,
 ) -> dict[tuple[str, int, int], Held]:
     """One server: every cell over the prompts of every repeat, by (policy, keep, repeat)."""
     found: dict[tuple[str, int, int], Held] = {}
     with (
+        locked(lock),
         tempfile.TemporaryDirectory() as folder,
         PrunedServer(arm, page_size, model, Path(folder) / "server.log") as server,
     ):
@@ -221,10 +239,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, required=True, help="figures file, topic core")
     parser.add_argument("--page-sizes", default="1,16,64", metavar="N,N", help="default: 1,16,64")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", help="default: SmolLM2-135M-Instruct")
     parser.add_argument("--dataset", help="ShareGPT-format JSON file")
+    parser.add_argument("--lock", type=Path, help="file to lock while a server runs")
     parser.add_argument("--core-bench", type=Path, help="figures file of core_bench to merge")
     parser.add_argument("--force", action="store_true", help="replace a larger measurement")
     chosen = parser.parse_args(words)
@@ -249,8 +268,8 @@ def main(words: Sequence[str] | None = None) -> int:
         "patch_series": provenance.patch_series_hash(),
     }
     for page_size in map(int, chosen.page_sizes.split(",")):
-        naive = serve_arm("naive", page_size, prompts, model)
-        ours = serve_arm("reclaim", page_size, prompts, model)
+        naive = serve_arm("naive", page_size, prompts, model, chosen.lock)
+        ours = serve_arm("reclaim", page_size, prompts, model, chosen.lock)
         found = figures_of(page_size, naive, ours, chosen.repeats)
         document = document_of(arguments, chosen, settings, found)
         write_figures(chosen.out, document, chosen.force)
