@@ -23,7 +23,7 @@ POOL_FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Page size in tokens; radix cache, chunked prefill and overlap on or off; how it is started."""
+    """Page size in tokens; radix cache, chunked prefill and overlap on or off; how to start it."""
 
     page_size: int
     radix: bool

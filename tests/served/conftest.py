@@ -33,10 +33,10 @@ def mix(reference: Reference) -> Mix:
 
 @dataclass(frozen=True, slots=True)
 class StockRun:
-    """The mix's answers by case name, and the scheduler's state from /server_info."""
+    """The mix's answers by case name, and what /server_info says."""
 
     answers: dict[str, Answer]
-    state: dict[str, Any]
+    info: dict[str, Any]
 
 
 @pytest.fixture(scope="session")
@@ -48,8 +48,8 @@ def stock(model_path: Path, mix: Mix, tmp_path_factory: pytest.TempPathFactory) 
     environment = {**STRICT_CHECKS, "PYTHONPATH": str(overlay)}
     with ServerProcess(flags, log=folder / "server.log", environment=environment) as server:
         answers = run_mix(server, mix)
-        (state,) = server.get("/server_info").json()["internal_states"]
-    return StockRun(answers, state)
+        info = server.get("/server_info").json()
+    return StockRun(answers, info)
 
 
 @pytest.fixture(scope="session")

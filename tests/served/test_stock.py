@@ -45,5 +45,6 @@ def test_the_mix_exercises_what_it_is_for(stock_answers: dict[str, Answer]) -> N
 
 
 def test_the_plugin_stays_out_unless_asked_for(stock: StockRun) -> None:
-    assert "page_size" in stock.state
-    assert "vtoken" not in stock.state
+    assert stock.info["page_size"] == 1
+    assert "vtoken" not in stock.info
+    assert all("vtoken" not in state for state in stock.info["internal_states"])
