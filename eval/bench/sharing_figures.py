@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,48 @@ from vtoken_sglang_eval.server import HOST, ServerProcess, free_port
 from vtoken_sglang.models import ensure_smollm2
 
 MODULE = "vtoken_sglang_eval.bench.sharing_figures"
-PAGE_SIZE, POOL = 16, 4096
+PAGE_SIZE = 16
 OTHERS = ("skip", "mask", "cow")
 DEGREES = (1, 2, 4, 8, 16)
-GRID = (
-    *(Cell(degree=degree, prefix=512, keep=0.3, policy="random") for degree in DEGREES),
-    Cell(degree=8, prefix=512, keep=0.5, policy="random"),
-    Cell(degree=8, prefix=512, keep=0.3, policy="streaming_llm"),
-    Cell(degree=1, prefix=512, keep=0.5, policy="streaming_llm"),
-    Cell(degree=2, prefix=1024, keep=0.3, policy="random"),
-    Cell(degree=8, prefix=2048, keep=0.3, policy="random"),
-)
+
+
+def cell(degree: int, prefix: int, keep: float, policy: str, least: int) -> Cell:
+    return Cell(degree=degree, prefix=prefix, keep=keep, policy=policy, least=least)
+
+
+def by_degree(least: int) -> tuple[Cell, ...]:
+    """The cells that the figures by degree are of."""
+    return tuple(cell(degree, 512, 0.3, "random", least) for degree in DEGREES)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What is measured, on a pool of so many tokens: too small for every request unshared."""
+
+    pool: int
+    cells: tuple[Cell, ...]
+
+
+GRIDS = {
+    "short": Grid(
+        2048,
+        (
+            *by_degree(4),
+            cell(8, 512, 0.5, "streaming_llm", 4),
+            cell(8, 1024, 0.3, "random", 4),
+        ),
+    ),
+    "full": Grid(
+        4096,
+        (
+            *by_degree(8),
+            *(cell(degree, 512, 0.3, "streaming_llm", 8) for degree in (1, 4, 8)),
+            *(cell(degree, 512, 0.5, "random", 8) for degree in (1, 8)),
+            *(cell(degree, 1024, 0.3, "random", 8) for degree in (2, 8)),
+            *(cell(degree, 2048, 0.3, "random", 8) for degree in (4, 8)),
+        ),
+    ),
+}
 METRICS = {
     "throughput": "requests/s",
     "ttft_p50": "s",
@@ -65,13 +97,13 @@ METRICS = {
 Figures = dict[str, dict[str, Any]]
 
 
-def serve_repeat(model: str, repeat: int, seed: int, raw: Path) -> None:
+def serve_repeat(grid: Grid, model: str, repeat: int, seed: int, raw: Path) -> None:
     """One server, every cell and strategy; each run is appended to `raw` as it ends."""
     port = free_port()
     command = [sys.executable, "-m", "vtoken_sglang.cli", "serve", "--model-path", model]
     command += ["--host", HOST, "--port", str(port), "--device", "cpu", "--dtype", "float32"]
     command += ["--sleep-on-idle", "--enable-metrics", "--decode-log-interval", "4"]
-    command += ["--page-size", str(PAGE_SIZE), "--max-total-tokens", str(POOL)]
+    command += ["--page-size", str(PAGE_SIZE), "--max-total-tokens", str(grid.pool)]
     command += ["--vtoken-policy", "streaming_llm", "--vtoken-keep", "1.0"]
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -80,17 +112,17 @@ def serve_repeat(model: str, repeat: int, seed: int, raw: Path) -> None:
         ) as server,
     ):
         client = SharingClient(server.base_url, server.cpu_seconds)
-        client.run(GRID[0], "auto", seed - 1)  # warm-up
-        start = repeat * 4 % len(GRID)  # a repeat that is cut short misses other cells each time
-        for number, cell in enumerate((*GRID[start:], *GRID[:start])):
+        client.run(grid.cells[0], "auto", seed - 1)  # warm-up
+        start = repeat * 3 % len(grid.cells)  # one that is cut short misses other cells each time
+        for number, one in enumerate((*grid.cells[start:], *grid.cells[:start])):
             turn = (repeat + number) % len(STRATEGIES)
             for strategy in (*STRATEGIES[turn:], *STRATEGIES[:turn]):
-                run = client.run(cell, strategy, seed + repeat)
-                line = {"cell": cell.name, "repeat": repeat, **run.as_dict()}
+                run = client.run(one, strategy, seed + repeat)
+                line = {"cell": one.name, "repeat": repeat, **run.as_dict()}
                 with raw.open("a", encoding="utf-8") as stream:
                     stream.write(json.dumps(line) + "\n")
                 print(
-                    f"  {repeat} {cell.name:44} {strategy:5} {run.throughput:6.3f} req/s "
+                    f"  {repeat} {one.name:44} {strategy:5} {run.throughput:6.3f} req/s "
                     f"used {run.used_mean:6.0f} cpu {run.cpu_s:5.1f} s forks {run.forks}",
                     flush=True,
                 )
@@ -111,9 +143,11 @@ def next_repeat(raw: Path) -> int:
     return 1 + max((json.loads(line)["repeat"] for line in lines), default=-1)
 
 
-def repeats_of(runs: Sequence[dict[str, Any]]) -> int:
+def repeats_of(grid: Grid, runs: Sequence[dict[str, Any]]) -> int:
     """The fewest repeats that any cell has."""
-    return min(len({run["repeat"] for run in runs if run["cell"] == cell.name}) for cell in GRID)
+    return min(
+        len({run["repeat"] for run in runs if run["cell"] == one.name}) for one in grid.cells
+    )
 
 
 def ratios(
@@ -131,36 +165,36 @@ def figure(values: Sequence[float], unit: str) -> dict[str, Any]:
     return {"value": found["median"], "unit": unit, "spread": shown}
 
 
-def figures_of(runs: Sequence[dict[str, Any]]) -> Figures:
+def figures_of(grid: Grid, runs: Sequence[dict[str, Any]]) -> Figures:
     """All figures. Raises FiguresError when a cell was never measured."""
-    if not repeats_of(runs):
+    if not repeats_of(grid, runs):
         raise FiguresError("figures: not written, some cell was never measured")
     found: Figures = {}
     least: dict[str, Any] | None = None
-    for cell in GRID:
+    for one in grid.cells:
         # The best of the others is chosen by its median, not anew in every repeat: the best of
         # three noisy numbers is above all of them even where nothing differs.
         against = {
-            other: figure(ratios(runs, cell.name, "throughput", "auto", other), "auto / " + other)
+            other: figure(ratios(runs, one.name, "throughput", "auto", other), "auto / " + other)
             for other in OTHERS
         }
         best = min(against, key=lambda other: float(against[other]["value"]))
-        entry = {**against[best], "unit": f"throughput, auto / {best}, {cell.name}"}
-        found[f"auto_vs_best_{cell.name}"] = entry
-        cpu = [figure(ratios(runs, cell.name, "cpu_s", o, "auto"), "") for o in OTHERS]
-        slowest = min(cpu, key=lambda one: float(one["value"]))
-        found[f"auto_vs_best_cpu_{cell.name}"] = {**slowest, "unit": "CPU time, best other / auto"}
+        entry = {**against[best], "unit": f"throughput, auto / {best}, {one.name}"}
+        found[f"auto_vs_best_{one.name}"] = entry
+        cpu = [figure(ratios(runs, one.name, "cpu_s", o, "auto"), "") for o in OTHERS]
+        slowest = min(cpu, key=lambda found_one: float(found_one["value"]))
+        found[f"auto_vs_best_cpu_{one.name}"] = {**slowest, "unit": "CPU time, best other / auto"}
         if least is None or entry["value"] < least["value"]:
             least = entry
         for strategy in STRATEGIES:
-            mine = [r for r in runs if r["cell"] == cell.name and r["strategy"] == strategy]
+            mine = [r for r in runs if r["cell"] == one.name and r["strategy"] == strategy]
             for metric, unit in METRICS.items():
                 values = [float(run[metric]) for run in mine]
-                found[f"{strategy}_{metric}_{cell.name}"] = figure(values, unit)
+                found[f"{strategy}_{metric}_{one.name}"] = figure(values, unit)
     assert least is not None
     found["auto_vs_best_min"] = least
-    for degree in DEGREES:
-        name = Cell(degree=degree, prefix=512, keep=0.3, policy="random").name
+    for degree, one in zip(DEGREES, grid.cells, strict=False):
+        name = one.name
         found[f"auto_vs_skip_degree{degree}"] = figure(
             ratios(runs, name, "throughput", "auto", "skip"), "throughput, auto / skip"
         )
@@ -184,6 +218,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, required=True, help="figures file, topic cow")
     parser.add_argument("--raw", type=Path, required=True, help="runs, appended to")
+    parser.add_argument("--grid", choices=sorted(GRIDS), default="full")
     parser.add_argument("--repeats", type=int, default=3, help="repeats to add; 0: figures only")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", help="default: SmolLM2-135M-Instruct")
@@ -191,12 +226,13 @@ def main(words: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(words)
     arguments = sys.argv[1:] if words is None else list(words)
     model = chosen.model or str(ensure_smollm2())
+    grid = GRIDS[chosen.grid]
     first = next_repeat(chosen.raw)
     chosen.raw.parent.mkdir(parents=True, exist_ok=True)
     for repeat in range(first, first + chosen.repeats):
-        serve_repeat(model, repeat, chosen.seed, chosen.raw)
+        serve_repeat(grid, model, repeat, chosen.seed, chosen.raw)
     runs = read_runs(chosen.raw)
-    figures = figures_of(runs)
+    figures = figures_of(grid, runs)
     document = {
         "topic": "cow",
         "command": provenance.portable_command(["python", "-m", MODULE, *arguments]),
@@ -207,14 +243,15 @@ def main(words: Sequence[str] | None = None) -> int:
             "model": provenance.model_facts(model)["name"],
             "dtype": "float32",
             "page_size": PAGE_SIZE,
-            "pool": POOL,
+            "grid": chosen.grid,
+            "pool": grid.pool,
             "tail_tokens": TAIL,
             "answer_tokens": ANSWER,
-            "cells": [cell.name for cell in GRID],
+            "cells": [one.name for one in grid.cells],
             "seed": chosen.seed,
             "patch_series": provenance.patch_series_hash(),
         },
-        "repeats": repeats_of(runs),
+        "repeats": repeats_of(grid, runs),
         "figures": figures,
     }
     write_figures(chosen.out, document, chosen.force)

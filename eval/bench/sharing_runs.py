@@ -21,8 +21,7 @@ from vtoken_sglang_eval.metrics import distribution
 from vtoken_sglang_eval.pool import PoolSampler
 
 STRATEGIES = ("none", "skip", "mask", "cow", "auto")
-TAIL, ANSWER, PROBE_ANSWER = 32, 64, 16
-LEAST_REQUESTS = 8
+TAIL, ANSWER, PROBE_ANSWER = 32, 48, 8
 SAMPLE_S = 0.1
 VOCABULARY = range(200, 40_000)
 
@@ -33,6 +32,7 @@ class Cell:
 
     Fields:
         degree: requests per prefix. prefix: its tokens. keep: share of its tokens a request keeps.
+        least: requests sent even if that takes several prefixes.
         policy: `random` keeps other tokens in every request, `streaming_llm` the same in all whose
             length is the same.
     """
@@ -41,10 +41,11 @@ class Cell:
     prefix: int
     keep: float
     policy: str
+    least: int
 
     @property
     def requests(self) -> int:
-        return max(LEAST_REQUESTS, self.degree)
+        return max(self.least, self.degree)
 
     @property
     def name(self) -> str:

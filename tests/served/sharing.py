@@ -27,6 +27,7 @@ depends on the month, on the cellar and on whether one wants to eat it, to bake 
 PREFIX, SHARERS, COUNT = 328, 5, 40
 JUNK_PROMPTS, JUNK_LENGTH = 4, 420
 UNPRUNED = {"policy": "none"}
+LONE = ("window", "budget", "chunked", "chunked, private")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,9 @@ from tests.helpers.server_log import complaints
 from tests.served.configurations import POOL_FLAGS, STRICT_CHECKS
 from tests.served.mix import Answer
 from tests.served.sharing import (
+    LONE,
     PREFIX,
+    SHARERS,
     TEXT,
     Round,
     SharingPrompts,
@@ -124,8 +126,7 @@ def difference(left: Answer, right: Answer, tolerance: float) -> str:
 
 
 def test_strategies_decide_the_same_kills(run: SharingRun, prompts: SharingPrompts) -> None:
-    names = [f"{at}" for at in range(5)] + ["window", "budget", "chunked", "chunked, private"]
-    for name in names:
+    for name in [*map(str, range(SHARERS)), *LONE]:
         kills = [run.trace[f"{strategy} {name}"] for strategy in SAME_KILLS]
         assert kills[0]
         assert kills.count(kills[0]) == len(kills), name
@@ -161,9 +162,13 @@ def test_forks_happened_and_were_predicted(run: SharingRun) -> None:
     assert run.rounds["mask"].forks == []
     assert len(run.rounds["cow"].forks) >= 8
     done = [record for record in run.rounds["auto"].forks if record["realised_pages"] is not None]
-    assert len(done) >= 4
-    for record in done:
-        assert record["realised_pages"] == record["predicted_pages"] >= 1
+    assert all(record["predicted_pages"] >= 1 for record in done)
+    # Among others the pages that become evictable may change while the copy runs; alone they
+    # may not.
+    alone = [record for record in done if record["rid"] in {f"auto {name}" for name in LONE}]
+    assert len(alone) >= len(LONE)
+    for record in alone:
+        assert record["realised_pages"] == record["predicted_pages"]
 
 
 def test_an_unpruned_request_never_notices(run: SharingRun, unpruned: dict[str, Answer]) -> None:
