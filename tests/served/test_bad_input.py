@@ -117,7 +117,7 @@ def request_with(options: object) -> dict[str, Any]:
     ("options", "said", "value"),
     [
         ("fast", "vtoken: must be an object of options", "'fast'"),
-        ({"bugdet": 64}, "vtoken.bugdet: is not an option", "'bugdet'"),
+        ({"bugdet": 64}, "vtoken.bugdet: is not an option", "64"),
         ({"sink": -3}, "vtoken.sink: must be at least 0", "-3"),
         ({"sink": "4"}, "vtoken.sink: must be of type int", "'4'"),
         ({"keep": 0.5}, "vtoken.keep: this server prunes nothing", "0.5"),
