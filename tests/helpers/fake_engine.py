@@ -4,7 +4,7 @@ what attention would read can be compared with what was written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +24,8 @@ from vtoken_sglang.engine import runtime as runtime_module
 from vtoken_sglang.engine import scheduler_hooks
 from vtoken_sglang.engine.runtime import Runtime
 
+WINDOW: dict[str, Any] = {"policy": "streaming_llm", "budget": 48, "sink": 4, "recent": 8}
+THINNED: dict[str, Any] = {"policy": "random", "keep": 0.5, "sink": 0, "recent": 8}
 LAYERS, HEADS, DIM, ROWS, WIDTH = 2, 2, 4, 8, 512
 _MARKS_PER_TOKEN = 8  # one per buffer, with room; whole numbers that float32 holds exactly
 
@@ -232,3 +234,6 @@ class FakeEngine:
             assert not bool(wrong.any()), (request.rid, number, positions[wrong].tolist())
         found: list[int] = positions.tolist()
         return found
+
+
+MakeEngine = Callable[..., FakeEngine]
