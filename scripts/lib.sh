@@ -3,8 +3,19 @@
 
 set -euo pipefail
 
+SCRIPT="$(cd "$(dirname "$0")" && pwd)/$(basename "$0")"
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$ROOT"
+
+# -h or --help prints the comment at the top of the calling script, before anything is installed.
+show_help() {
+    case " $* " in
+    *" -h "* | *" --help "*)
+        sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$SCRIPT" | grep -v '^shellcheck'
+        exit 0
+        ;;
+    esac
+}
 
 fail() {
     echo "error: $*" >&2
