@@ -270,3 +270,24 @@ def test_a_cache_full_of_what_nobody_uses_does_not_stop_a_fork(
     assert now > usable, "the prefix gives more than its copy takes"
     assert sim.accounted() == sim.total
     assert cached(sim, PREFIX) == 96
+
+
+def test_a_partial_fork_leaves_the_order_of_eviction_alone(engine: MakeEngine) -> None:
+    """The part still shared is not made hotter than what was used since."""
+    for seed in range(40):
+        sim = engine(keep=0.2)
+        keeper = admitted(sim, "keeper", [*PREFIX, *range(16)], policy="none")
+        sim.steps(1)
+        forked = admitted(sim, "a", [*PREFIX, *range(100, 180)], shared="auto", seed=seed)
+        sim.step()
+        hot = admitted(sim, "hot", OTHER, policy="none")
+        sim.steps(4)
+        if forked.kv.cache_protected_len == 96:  # exactly what was its own
+            break
+    else:
+        pytest.fail("no seed killed the first token of what was its own")
+    for request in (hot, forked, keeper):
+        sim.finish(request, checkpoint=False)
+    evict(sim, sim.tree.evictable_size() - 96)
+    assert cached(sim, OTHER) == 96
+    assert cached(sim, PREFIX) == 0

@@ -140,12 +140,20 @@ class PrefixForks:
         return {"committed": self.committed, "log": [asdict(record) for record in self.records]}
 
     def _node_at(self, request: Any, length: int) -> Any:
-        """The tree node that ends at `length` of the request's locked path (splits one if need
-        be). Raises AssertionError if the path is gone, which the lock rules out."""
+        """The tree node that ends at `length` of the request's locked path.
+
+        Where none does, a match splits one, which makes the path the most recently used as any
+        match does; where one does, the order of eviction stays untouched. Raises AssertionError
+        if the path is gone, which the lock rules out.
+        """
+        tree = self._scheduler.tree_cache
+        (path,) = tree.tree_core.collect_path_info([request.lock.node])
+        for node in path:
+            if node.path_end == length:
+                return node.node_id
         from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
         from sglang.srt.mem_cache.common import _req_radix_key
 
-        tree = self._scheduler.tree_cache
         tokens = (request.origin_input_ids + request.output_ids)[:length]
         match = tree.match_prefix(
             MatchPrefixParams(key=_req_radix_key(tree, request, tokens), req=request)
