@@ -201,6 +201,11 @@ def test_refuses_layers_outside_the_slot_map(options: dict[str, object]) -> None
         run(backend, batch, make_layer(**options), random_qkv(1, torch.float32))
 
 
+def test_refuses_a_pool_of_another_dtype() -> None:
+    with pytest.raises(UnsupportedModeError, match="kv-cache-dtype"):
+        VTokenTorchAttnBackend(make_runner(torch.float8_e4m3fn), "live")
+
+
 def test_register_replaces_only_the_stock_name(monkeypatch: pytest.MonkeyPatch) -> None:
     stock = dict(attention_registry.ATTENTION_BACKENDS)
     monkeypatch.setattr(attention_registry, "ATTENTION_BACKENDS", dict(stock))

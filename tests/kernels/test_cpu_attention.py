@@ -19,6 +19,8 @@ SHAPES = (
     Shape(q_heads=9, kv_heads=3),
     Shape(q_heads=4, kv_heads=4),
     Shape(q_heads=8, kv_heads=1),
+    Shape(q_heads=12, kv_heads=1),
+    Shape(q_heads=10, kv_heads=2, qk_dim=20, v_dim=20),
     Shape(q_heads=4, kv_heads=2, qk_dim=24, v_dim=16),
     Shape(q_heads=4, kv_heads=2, qk_dim=16, v_dim=24),
 )
@@ -199,6 +201,43 @@ def test_dead_tokens_and_neighbour_slots_are_never_read() -> None:
     unread = [slot for slot in range(pool.k.shape[0]) if slot not in read]
     pool.k[unread], pool.v[unread] = torch.nan, torch.nan
     assert torch.equal(run_decode(q, pool, [1, 2], spans), before)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_broken_lane_spoils_neither_neighbours_nor_the_next_forward(bad: float) -> None:
+    shape = Shape(q_heads=9, kv_heads=3)
+    spans = [40, 300, 900]
+    pool = make_pool(spans, shape)
+    q, scratch = random_q(3, shape), Scratch()
+    clean = run_decode(q, pool, [1, 2, 3], spans, scratch)
+    slots = pool.rows[2, :100].long()
+    keys, values = pool.k[slots].clone(), pool.v[slots].clone()
+    pool.k[slots], pool.v[slots] = bad, bad
+    broken = run_decode(q, pool, [1, 2, 3], spans, scratch)
+    assert not broken[1].isfinite().all()
+    assert torch.equal(broken[[0, 2]], clean[[0, 2]])
+    pool.k[slots], pool.v[slots] = keys, values
+    assert torch.equal(
+        run_decode(q, pool, [3, 2, 1], spans[::-1], scratch)[0],
+        run_decode(q[:1], pool, [3], [900])[0],
+    )
+    assert torch.equal(run_decode(q, pool, [1, 2, 3], spans, scratch), clean)
+
+
+def test_layers_of_two_geometries_share_a_plan() -> None:
+    """Views of one geometry's scratch outlast the cutting of another's."""
+    spans = [100, 700]
+    shapes = [Shape(q_heads=9, kv_heads=3), Shape(q_heads=4, kv_heads=2)]
+    pools = [make_pool(spans, shape) for shape in shapes]
+    assert torch.equal(pools[0].rows, pools[1].rows)
+    slot_map = build_slot_map(pools[0].rows, torch.tensor([1, 2]), torch.tensor(spans), mode="live")
+    plan = AttentionPlan(slot_map.packed, slot_map.own_lens, Scratch())
+    for _ in range(2):
+        for shape, pool in zip(shapes, pools, strict=True):
+            q = random_q(2, shape)
+            out = torch.empty_like(q)
+            decode_attention(q, pool.k, pool.v, plan, SCALING, out)
+            assert torch.equal(out, run_decode(q, pool, [1, 2], spans))
 
 
 def test_extend_of_one_token_equals_decode() -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
 BACKEND_NAME = "torch_native"
+KV_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class VTokenTorchAttnBackend(TorchNativeAttnBackend):
@@ -47,6 +48,12 @@ class VTokenTorchAttnBackend(TorchNativeAttnBackend):
                 "sliding-window model",
                 "its window layers read a second pool that the slot map does not cover",
                 "serve it without vtoken",
+            )
+        if self.token_to_kv_pool.dtype not in KV_DTYPES:
+            raise UnsupportedModeError(
+                f"--kv-cache-dtype (KV in {self.token_to_kv_pool.dtype})",
+                "the CPU kernels read float32, bfloat16 and float16",
+                "leave --kv-cache-dtype at auto",
             )
         self.mode: SlotMapMode = mode
         self._scratch = Scratch()

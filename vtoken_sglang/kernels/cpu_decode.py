@@ -2,14 +2,14 @@
 
 Per layer, over the tiles that `cpu_tiling` cut:
 
-    scores   one K gather and one small matrix product per tile; the gathered keys stay in L2
+    scores   see `cpu_scores`; K is read where it lies (float32), once from memory
     weights  softmax within each tile, one call per batch of equal tiles
     parts    one `embedding_bag` over V for the whole batch: it reads V rows where they lie and
              sums them weighted, so V is never copied (a bag is one tile of one query head)
     merge    tiles of a lane joined by their log-sum-exp; absent when every lane is one tile
 
-The query heads of a K/V head are rows of one product, so K is not repeated. Tiles are separate
-products and bags are summed in order: a lane's bits do not depend on its neighbours.
+K and V are not repeated for grouped heads. Every score is a product of its own and bags are summed
+in order: a lane's bits do not depend on its neighbours or on where its tokens lie.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ import torch
 
 from vtoken_sglang.kernels.cpu_tiling import DecodeTiling, Merge, TileBatch
 
-_gather_rows = torch.ops.aten.index_select.out
-_products = torch.ops.aten.bmm.out
 _SUM_MODE = 0
 
 
@@ -42,10 +40,9 @@ def run_decode(
     Returns:
         [lanes, q_heads, v_dim] in float32 or `v_buffer`'s dtype. Scores and softmax are float32.
     """
-    tiling.q.copy_(q.view(tiling.q.shape)).mul_(scaling)
+    tiling.scoring.fill(q, k_buffer, scaling)
     lse = []
     for batch in tiling.batches:
-        _score(batch, k_buffer)
         torch.softmax(batch.scores, -1, out=batch.weights)
         if tiling.merge is not None:
             lse.append(_log_sum_exp(batch))
@@ -58,28 +55,8 @@ def run_decode(
     return parts if tiling.order is None else parts[tiling.order]
 
 
-def _score(batch: TileBatch, k_buffer: torch.Tensor) -> None:
-    """Fill the tiles' scores. Calls per tile are kept to two: short contexts pay for each."""
-    flat_keys = k_buffer.view(k_buffer.shape[0], -1)
-    if k_buffer.dtype == torch.float32:
-        for tile in batch.tiles:
-            if tile.run is not None:
-                _products(tile.q, k_buffer[tile.run].permute(1, 2, 0), out=tile.scores)
-            else:
-                _gather_rows(flat_keys, 0, tile.slots, out=tile.keys)
-                _products(tile.q, tile.keys_t, out=tile.scores)
-        return
-    for tile in batch.tiles:
-        if tile.run is not None:
-            tile.keys.copy_(flat_keys[tile.run])
-        else:
-            _gather_rows(flat_keys, 0, tile.slots, out=tile.staging)
-            tile.keys.copy_(tile.staging)
-        _products(tile.q, tile.keys_t, out=tile.scores)
-
-
 def _log_sum_exp(batch: TileBatch) -> torch.Tensor:
-    """Per tile and query head [len(tiles), q_heads], from scores and their softmax.
+    """Per tile and query head [tiles, q_heads], from scores and their softmax.
 
     The largest score minus the log of the largest weight, since that weight is exp(0) over the
     sum: two cheap maxima instead of a second exponential.

@@ -2,7 +2,7 @@
 
 A lane's slot list is cut into tiles of `Geometry.tile_width` keys, the last one shorter. Tiles are
 ordered by width, so that equal ones lie side by side in the scratch and share calls. Cuts depend
-on a lane's own length only.
+on a lane's own length only. Per tile, scores lie as [kv_heads, group, width].
 """
 
 from __future__ import annotations
@@ -13,13 +13,24 @@ from dataclasses import dataclass
 
 import torch
 
+from vtoken_sglang.kernels.cpu_scores import (
+    GatheredScores,
+    SampledScores,
+    gathered_scores,
+    sampled_scores,
+)
 from vtoken_sglang.kernels.cpu_scratch import Scratch
 
 TILE_BYTES = 512 * 1024
-"""Float32 keys of one tile: a quarter of a 2 MiB L2 cache, so that its scores fit beside them."""
+"""Float32 keys of one tile: a quarter of a 2 MiB L2 cache. The query heads of a group read a
+tile's K and V one after the other, all but the first from cache."""
 
 BATCH_TILES = 16
-"""Tiles scored before their softmax: their scores are still in L2 then."""
+"""Tiles per softmax call: what follows finds their scores in L2."""
+
+MOST_SAMPLED_GROUP = 8
+"""Query heads per K/V head up to which reading K once per query head from cache is no slower than
+copying it for a matrix product."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,42 +60,21 @@ class Geometry:
         fitting = TILE_BYTES // (4 * self.kv_heads * self.dim)
         return max(64, min(2048, 1 << max(fitting, 1).bit_length() - 1))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tile:
-    """Up to `tile_width` consecutive keys of one lane, with the scratch views they use.
-
-    Fields:
-        slots: the keys' slots, shape [width], int64.
-        run: the slots as a range when they are consecutive (then keys are read in place, to the
-            same bits), else None.
-        q: the lane's scaled query, shape [kv_heads, group, dim], float32.
-        staging: gathered keys, shape [width, kv_heads * dim], key buffer's dtype.
-        keys: the same keys in float32 (the same memory where that is their dtype already).
-        keys_t: `keys` as [kv_heads, dim, width].
-        scores: out, shape [kv_heads, group, width], float32.
-    """
-
-    slots: torch.Tensor
-    run: slice | None
-    q: torch.Tensor
-    staging: torch.Tensor
-    keys: torch.Tensor
-    keys_t: torch.Tensor
-    scores: torch.Tensor
+    @property
+    def is_sampled(self) -> bool:
+        """Whether scores are taken by `SampledScores`."""
+        return self.k_dtype == torch.float32 and self.group <= MOST_SAMPLED_GROUP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileBatch:
-    """Tiles of equal width, adjacent in the scratch, at most `BATCH_TILES`.
+    """Tiles of equal width, adjacent in tile order, at most `BATCH_TILES`.
 
     Fields:
-        tiles: in tile order.
-        scores: the tiles' scores, shape [len(tiles), q_heads, width], float32 scratch.
-        weights: softmax of them, same shape.
+        scores: in, shape [tiles, q_heads, width], float32 scratch.
+        weights: out, softmax of the scores, same shape.
     """
 
-    tiles: tuple[Tile, ...]
     scores: torch.Tensor
     weights: torch.Tensor
 
@@ -112,18 +102,18 @@ class DecodeTiling:
 
     Fields:
         num_tiles: tiles of all batches.
-        q: scaled queries, shape [lanes, kv_heads, group, dim], float32 scratch.
+        scoring: fills the batches' scores.
         batches: all tiles, in tile order.
         weights: all batches' weights, flat, float32 scratch.
         bags: row of V (slot * kv_heads + head) per weight, int32, or int64 if it overflows.
-        bag_starts: first weight of each (tile, q_head), shape [num_tiles * q_heads].
+        bag_starts: first weight of each (tile, q_head), shape [num_tiles * q_heads], as `bags`.
         order: tile of each lane, int64, when every lane is one tile and tile order is not lane
             order; else None.
         merge: None when every lane is one tile.
     """
 
     num_tiles: int
-    q: torch.Tensor
+    scoring: SampledScores | GatheredScores
     batches: tuple[TileBatch, ...]
     weights: torch.Tensor
     bags: torch.Tensor
@@ -154,27 +144,41 @@ def cut_tiles(
     """
     cuts = _cut([lane.numel() for lane in lanes], geometry.tile_width)
     slots = torch.cat(list(lanes))
-    index_dtype = torch.int32 if num_slots * geometry.kv_heads < 2**31 else torch.int64
-    rows = slots.to(index_dtype) * geometry.kv_heads
-    heads = torch.arange(geometry.kv_heads, dtype=index_dtype).view(-1, 1, 1)
-    bags = []
-    for width, same in itertools.groupby(cuts, key=lambda cut: cut.width):
-        members = torch.stack([rows[cut.start : cut.start + width] for cut in same])
-        of_heads = members[:, None, None, :] + heads
-        bags.append(of_heads.expand(-1, -1, geometry.group, -1).reshape(-1))
     total = geometry.q_heads * slots.numel()
+    scores = scratch.take("scores", (total,), torch.float32)
     weights = scratch.take("weights", (total,), torch.float32)
-    q_shape = (len(lanes), geometry.kv_heads, geometry.group, geometry.dim)
-    q = scratch.take("q", q_shape, torch.float32)
+    rows = _rows_per_score(cuts, slots, geometry, scratch)
+    starts = _starts([cut.width for cut in cuts], geometry.q_heads)
+    lane_of_tile = [cut.lane for cut in cuts]
+    scoring: SampledScores | GatheredScores
+    if geometry.is_sampled:
+        in_order = lane_of_tile == list(range(len(lanes)))
+        scoring = sampled_scores(
+            scores,
+            starts,
+            rows,
+            num_slots * geometry.kv_heads,
+            None if in_order else torch.tensor(lane_of_tile),
+        )
+    else:
+        scoring = gathered_scores(
+            [slots[cut.start : cut.start + cut.width] for cut in cuts],
+            lane_of_tile,
+            scores,
+            (len(lanes), geometry.kv_heads, geometry.group, geometry.dim),
+            geometry.k_dtype,
+            scratch,
+        )
+    bag_dtype = torch.int32 if num_slots * geometry.kv_heads < 2**31 else torch.int64
     return DecodeTiling(
         num_tiles=len(cuts),
-        q=q,
-        batches=_place(cuts, slots, q, weights, geometry, scratch),
+        scoring=scoring,
+        batches=_batches(cuts, scores, weights, geometry.q_heads),
         weights=weights,
-        bags=torch.cat(bags),
-        bag_starts=_bag_starts([cut.width for cut in cuts], geometry.q_heads, index_dtype),
-        order=_tile_order(cuts, len(lanes)),
-        merge=_plan_merge(cuts, len(lanes), geometry.q_heads),
+        bags=scratch.take(f"bags {geometry}", (total,), bag_dtype).copy_(rows),
+        bag_starts=starts.to(bag_dtype),
+        order=_tile_order(lane_of_tile, len(lanes)),
+        merge=_plan_merge(lane_of_tile, len(lanes), geometry.q_heads),
     )
 
 
@@ -191,106 +195,69 @@ def _cut(lens: list[int], full: int) -> list[_Cut]:
     return cuts
 
 
-def _place(
-    cuts: list[_Cut],
-    slots: torch.Tensor,
-    q: torch.Tensor,
-    weights: torch.Tensor,
-    geometry: Geometry,
-    scratch: Scratch,
+def _rows_per_score(
+    cuts: list[_Cut], slots: torch.Tensor, geometry: Geometry, scratch: Scratch
+) -> torch.Tensor:
+    """Row slot * kv_heads + head of K and V, per score in tile order, int64 [total].
+
+    Scratch of this geometry alone: unlike scores it must last for all layers of the forward.
+    """
+    rows = scratch.take(f"rows {geometry}", (geometry.q_heads * slots.numel(),), torch.int64)
+    first_rows = slots * geometry.kv_heads
+    heads = torch.arange(geometry.kv_heads).view(-1, 1, 1)
+    offset = 0
+    for width, same in itertools.groupby(cuts, key=lambda cut: cut.width):
+        members = torch.stack([first_rows[cut.start : cut.start + width] for cut in same])
+        shape = (members.shape[0], geometry.kv_heads, geometry.group, width)
+        end = offset + members.shape[0] * geometry.q_heads * width
+        rows[offset:end].view(shape).copy_(members[:, None, None, :] + heads)
+        offset = end
+    return rows
+
+
+def _batches(
+    cuts: list[_Cut], scores: torch.Tensor, weights: torch.Tensor, q_heads: int
 ) -> tuple[TileBatch, ...]:
-    """Give the tiles their views; all tiles use the same key scratch, in turn."""
-    kv_heads, group = geometry.kv_heads, geometry.group
-    scores = scratch.take("scores", (weights.numel(),), torch.float32)
-    most = cuts[0].width
-    all_keys = scratch.take("keys", (most, kv_heads * geometry.dim), torch.float32)
-    all_staging = all_keys
-    if geometry.k_dtype != torch.float32:
-        all_staging = scratch.take("staging", tuple(all_keys.shape), geometry.k_dtype)
-    runs = iter(_runs(cuts, slots))
-    queries = q.unbind(0)
+    """Neighbours of equal width, at most `BATCH_TILES` together."""
     batches = []
     offset = 0
-    for members in _batches(cuts):
-        width = members[0].width
-        keys, staging = all_keys[:width], all_staging[:width]
-        keys_t = keys.view(width, kv_heads, geometry.dim).permute(1, 2, 0)
-        size = len(members) * geometry.q_heads * width
-        batch_scores = scores[offset : offset + size]
-        tile_scores = batch_scores.view(len(members), kv_heads, group, width).unbind(0)
-        tiles = tuple(
-            Tile(
-                slots=slots[cut.start : cut.start + width],
-                run=next(runs),
-                q=queries[cut.lane],
-                staging=staging,
-                keys=keys,
-                keys_t=keys_t,
-                scores=own_scores,
+    for width, same in itertools.groupby(cut.width for cut in cuts):
+        count = len(list(same))
+        for start in range(0, count, BATCH_TILES):
+            shape = (min(BATCH_TILES, count - start), q_heads, width)
+            end = offset + shape[0] * q_heads * width
+            batches.append(
+                TileBatch(
+                    scores=scores[offset:end].view(shape), weights=weights[offset:end].view(shape)
+                )
             )
-            for cut, own_scores in zip(members, tile_scores, strict=True)
-        )
-        shape = (len(members), geometry.q_heads, width)
-        batches.append(
-            TileBatch(
-                tiles=tiles,
-                scores=batch_scores.view(shape),
-                weights=weights[offset : offset + size].view(shape),
-            )
-        )
-        offset += size
+            offset = end
     return tuple(batches)
 
 
-def _batches(cuts: list[_Cut]) -> list[list[_Cut]]:
-    """Neighbours of equal width, at most `BATCH_TILES` together."""
-    batches = []
-    for _, same in itertools.groupby(cuts, key=lambda cut: cut.width):
-        members = list(same)
-        batches += [
-            members[start : start + BATCH_TILES] for start in range(0, len(members), BATCH_TILES)
-        ]
-    return batches
+def _starts(widths: list[int], q_heads: int) -> torch.Tensor:
+    """Where each (tile, q_head) begins in a flat list of `widths[tile]` entries each, int64."""
+    lengths = torch.tensor(widths).repeat_interleave(q_heads)
+    return lengths.cumsum(0) - lengths
 
 
-def _runs(cuts: list[_Cut], slots: torch.Tensor) -> list[slice | None]:
-    """The range of each tile whose slots are consecutive: no break lies inside it."""
-    breaks = torch.zeros_like(slots)
-    torch.cumsum(slots.diff() != 1, dim=0, out=breaks[1:])
-    starts = torch.tensor([cut.start for cut in cuts])
-    widths = torch.tensor([cut.width for cut in cuts])
-    is_run = breaks[starts] == breaks[starts + widths - 1]
-    return [
-        slice(first, first + cut.width) if consecutive else None
-        for cut, first, consecutive in zip(
-            cuts, slots[starts].tolist(), is_run.tolist(), strict=True
-        )
-    ]
-
-
-def _bag_starts(widths: list[int], q_heads: int, dtype: torch.dtype) -> torch.Tensor:
-    lengths = torch.tensor(widths, dtype=dtype).repeat_interleave(q_heads)
-    return lengths.cumsum(0, dtype=dtype) - lengths
-
-
-def _tile_order(cuts: list[_Cut], num_lanes: int) -> torch.Tensor | None:
-    lanes = [cut.lane for cut in cuts]
-    if len(cuts) != num_lanes or lanes == sorted(lanes):
+def _tile_order(lane_of_tile: list[int], num_lanes: int) -> torch.Tensor | None:
+    if len(lane_of_tile) != num_lanes or lane_of_tile == sorted(lane_of_tile):
         return None
-    return torch.tensor(lanes).argsort()
+    return torch.tensor(lane_of_tile).argsort()
 
 
-def _plan_merge(cuts: list[_Cut], num_lanes: int, q_heads: int) -> Merge | None:
-    if len(cuts) == num_lanes:
+def _plan_merge(lane_of_tile: list[int], num_lanes: int, q_heads: int) -> Merge | None:
+    if len(lane_of_tile) == num_lanes:
         return None
     tiles: list[list[int]] = [[] for _ in range(num_lanes)]
-    for index, cut in enumerate(cuts):
-        tiles[cut.lane].append(index)
+    for index, lane in enumerate(lane_of_tile):
+        tiles[lane].append(index)
     most = max(len(own) for own in tiles)
     heads = torch.arange(q_heads).unsqueeze(1)
     return Merge(
-        lane_of_tile=torch.tensor([cut.lane for cut in cuts]),
+        lane_of_tile=torch.tensor(lane_of_tile),
         tiles_of_lane=torch.tensor([own + own[:1] * (most - len(own)) for own in tiles]),
         bags=torch.cat([(torch.tensor(own) * q_heads + heads).flatten() for own in tiles]),
-        bag_starts=_bag_starts([len(own) for own in tiles], q_heads, torch.int64),
+        bag_starts=_starts([len(own) for own in tiles], q_heads),
     )
