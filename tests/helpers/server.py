@@ -46,6 +46,7 @@ class ExitedCommand:
 def server_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return this process's environment, set for a quiet offline server, plus `extra`."""
     quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    quiet["CUDA_VISIBLE_DEVICES"] = ""  # the CPU platform stays out where a GPU is seen
     return {**os.environ, **quiet, **(extra or {})}
 
 
