@@ -10,7 +10,7 @@ from vtoken_sglang.config import RequestOptions, from_environment, from_namespac
 from vtoken_sglang.engine.attestation import ATTESTATION_KEY, expected_attestation
 from vtoken_sglang.engine.installation import refuse, verify_installation
 from vtoken_sglang.engine.seams import LAUNCHER_SEAMS, SCHEDULER_SEAMS
-from vtoken_sglang.errors import SeamError, VTokenError
+from vtoken_sglang.errors import ConfigError, SeamError, VTokenError
 
 
 def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
@@ -31,11 +31,24 @@ def activate_from_arguments(server_args: Any, _cls: type, arguments: argparse.Na
         config = from_namespace(arguments) or from_environment()
         if config is None:
             return
+        _check_trace(config.trace)
         to_environment(config)
         verify_installation(LAUNCHER_SEAMS + SCHEDULER_SEAMS)
         refuse_server_args(server_args)
     except VTokenError as error:
         refuse(error)
+
+
+def _check_trace(path: str | None) -> None:
+    """Raise ConfigError unless the trace file can be appended to, before anything is loaded."""
+    if path is None:
+        return
+    try:
+        with open(path, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        rule = f"must be a file that can be written ({error.strerror})"
+        raise ConfigError("--vtoken-trace", rule, path) from error
 
 
 def refuse_unsupported_arguments(_result: None, server_args: Any) -> None:
@@ -107,9 +120,12 @@ def validate_request(tokenized: Any, manager: Any, *_args: Any, **_kwargs: Any) 
         return
     from vtoken_sglang.engine.compat import refuse_request
 
+    custom = parameters.custom_params
+    if custom is not None and not isinstance(custom, dict):
+        raise ConfigError("custom_params", "must be an object", custom)
     options = RequestOptions.resolve(
         config,
-        (parameters.custom_params or {}).get("vtoken"),
+        (custom or {}).get("vtoken"),
         page_size=_resolved_page_size(manager.server_args),
     )
     refuse_request(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import socket
 import sys
@@ -20,6 +21,7 @@ def serve(argv: list[str]) -> int:
     config, sglang_argv = split_arguments(argv)
     if config is not None:
         to_environment(config)
+    _check_early(sglang_argv)
     _default_threads()
     from sglang.srt.utils import kill_process_tree
 
@@ -92,6 +94,21 @@ def _default_threads() -> None:
 
     if activate() is not None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _check_early(argv: list[str]) -> None:
+    """Refuse a missing model and a port in use before SGLang is imported, which takes a while."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--model-path", "--model")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=30000)
+    try:
+        known, _ = parser.parse_known_args(argv)
+    except argparse.ArgumentError:
+        return  # SGLang's own parser says what is wrong
+    if known.model_path is not None:
+        _check_model(known.model_path)
+        _check_port(known.host, known.port)
 
 
 def _check_model(model_path: str) -> None:
