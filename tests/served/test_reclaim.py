@@ -24,7 +24,7 @@ from tests.served.pruned_mix import (
     serve_pruned_mix,
 )
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 NAIVE = Arm(arm="naive")
 ASYNC = Arm(arm="reclaim")

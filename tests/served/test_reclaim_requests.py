@@ -19,7 +19,7 @@ from tests.served.configurations import POOL_FLAGS, STRICT_CHECKS
 from tests.served.mix import Answer, Case, Mix, run_mix
 from tests.served.pruned_mix import pruned_case
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 CHAT = [
     {"role": "system", "content": "Answer in whole sentences. " * 12},

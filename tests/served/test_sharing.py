@@ -33,7 +33,7 @@ from tests.served.sharing import (
     storm,
 )
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 SAME_KILLS = ("mask", "cow", "auto")
 # Requests together may be batched differently from run to run and round differently then.
