@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import torch
 
-from vtoken_sglang.kernels.cpu_tiling import DecodeTiling, Merge, TileBatch
-
-_SUM_MODE = 0
+from vtoken_sglang.kernels.cpu_bags import weighted_sums
+from vtoken_sglang.kernels.cpu_merge import join_tiles
+from vtoken_sglang.kernels.cpu_tiling import DecodeTiling, TileBatch
 
 
 def run_decode(
@@ -46,12 +46,12 @@ def run_decode(
         torch.softmax(batch.scores, -1, out=batch.weights)
         if tiling.merge is not None:
             lse.append(_log_sum_exp(batch))
-    parts = _weighted_sums(
+    parts = weighted_sums(
         v_buffer.view(-1, v_buffer.shape[-1]), tiling.bags, tiling.bag_starts, tiling.weights
     )
     parts = parts.view(tiling.num_tiles, q.shape[1], -1)
     if tiling.merge is not None:
-        return _join_tiles(tiling.merge, parts, torch.cat(lse))
+        return join_tiles(tiling.merge, parts, torch.cat(lse))
     return parts if tiling.order is None else parts[tiling.order]
 
 
@@ -62,29 +62,3 @@ def _log_sum_exp(batch: TileBatch) -> torch.Tensor:
     sum: two cheap maxima instead of a second exponential.
     """
     return batch.scores.amax(-1) - batch.weights.amax(-1).log_()
-
-
-def _weighted_sums(
-    table: torch.Tensor, bags: torch.Tensor, starts: torch.Tensor, weights: torch.Tensor
-) -> torch.Tensor:
-    """Per bag, the weighted sum of its rows of `table`, in order; in `table`'s dtype."""
-    weights = weights.to(table.dtype)
-    found = torch.embedding_bag(table, bags, starts, False, _SUM_MODE, False, weights)
-    sums: torch.Tensor = found[0]
-    return sums
-
-
-def _join_tiles(merge: Merge, parts: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
-    """Join tiles into lanes, in float32.
-
-    Args:
-        merge: which tiles belong together.
-        parts: normalised results per tile, [num_tiles, q_heads, v_dim].
-        lse: log-sum-exp per tile, [num_tiles, q_heads].
-    """
-    peak = lse[merge.tiles_of_lane].amax(dim=1)
-    share = (lse - peak[merge.lane_of_tile]).exp_().view(-1)
-    table = parts.float().view(share.numel(), -1)
-    sums = _weighted_sums(table, merge.bags, merge.bag_starts, share[merge.bags])
-    total: torch.Tensor = torch.embedding_bag(share.view(-1, 1), merge.bags, merge.bag_starts)[0]
-    return (sums / total).view(peak.shape[0], parts.shape[1], -1)

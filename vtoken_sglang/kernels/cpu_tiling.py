@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from vtoken_sglang.kernels.cpu_bags import bag_starts
+from vtoken_sglang.kernels.cpu_merge import Merge, plan_merge
 from vtoken_sglang.kernels.cpu_scores import (
     GatheredScores,
     SampledScores,
@@ -80,23 +82,6 @@ class TileBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Merge:
-    """How tiles join into lanes; needed when a lane has several.
-
-    Fields:
-        lane_of_tile: shape [num_tiles], int64.
-        tiles_of_lane: shape [lanes, most tiles], int64; short lanes repeat their first tile.
-        bags: rows of [num_tiles * q_heads] per (lane, q_head), lane by lane, int64.
-        bag_starts: first entry of each bag, shape [lanes * q_heads], int64.
-    """
-
-    lane_of_tile: torch.Tensor
-    tiles_of_lane: torch.Tensor
-    bags: torch.Tensor
-    bag_starts: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeTiling:
     """One forward's decode lanes, cut for one geometry; shared by all layers that have it.
 
@@ -148,7 +133,7 @@ def cut_tiles(
     scores = scratch.take("scores", (total,), torch.float32)
     weights = scratch.take("weights", (total,), torch.float32)
     rows = _rows_per_score(cuts, slots, geometry, scratch)
-    starts = _starts([cut.width for cut in cuts], geometry.q_heads)
+    starts = bag_starts([cut.width for cut in cuts], geometry.q_heads)
     lane_of_tile = [cut.lane for cut in cuts]
     scoring: SampledScores | GatheredScores
     if geometry.is_sampled:
@@ -178,7 +163,7 @@ def cut_tiles(
         bags=scratch.take(f"bags {geometry}", (total,), bag_dtype).copy_(rows),
         bag_starts=starts.to(bag_dtype),
         order=_tile_order(lane_of_tile, len(lanes)),
-        merge=_plan_merge(lane_of_tile, len(lanes), geometry.q_heads),
+        merge=plan_merge(lane_of_tile, len(lanes), geometry.q_heads),
     )
 
 
@@ -235,29 +220,7 @@ def _batches(
     return tuple(batches)
 
 
-def _starts(widths: list[int], q_heads: int) -> torch.Tensor:
-    """Where each (tile, q_head) begins in a flat list of `widths[tile]` entries each, int64."""
-    lengths = torch.tensor(widths).repeat_interleave(q_heads)
-    return lengths.cumsum(0) - lengths
-
-
 def _tile_order(lane_of_tile: list[int], num_lanes: int) -> torch.Tensor | None:
     if len(lane_of_tile) != num_lanes or lane_of_tile == sorted(lane_of_tile):
         return None
     return torch.tensor(lane_of_tile).argsort()
-
-
-def _plan_merge(lane_of_tile: list[int], num_lanes: int, q_heads: int) -> Merge | None:
-    if len(lane_of_tile) == num_lanes:
-        return None
-    tiles: list[list[int]] = [[] for _ in range(num_lanes)]
-    for index, lane in enumerate(lane_of_tile):
-        tiles[lane].append(index)
-    most = max(len(own) for own in tiles)
-    heads = torch.arange(q_heads).unsqueeze(1)
-    return Merge(
-        lane_of_tile=torch.tensor(lane_of_tile),
-        tiles_of_lane=torch.tensor([own + own[:1] * (most - len(own)) for own in tiles]),
-        bags=torch.cat([(torch.tensor(own) * q_heads + heads).flatten() for own in tiles]),
-        bag_starts=_starts([len(own) for own in tiles], q_heads),
-    )
