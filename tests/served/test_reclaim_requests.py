@@ -129,4 +129,5 @@ def test_bad_options_are_refused_by_name(seen: Seen) -> None:
 
 
 def test_no_checker_complained(seen: Seen) -> None:
-    assert complaints(seen.log) == []
+    refusal = "[http_server] Error: vtoken.keep"  # of the bad request above
+    assert [line for line in complaints(seen.log) if refusal not in line] == []
