@@ -30,11 +30,13 @@ def test_new_pages_are_unread_until_told() -> None:
     ledger.add_home(2, 5)
     assert ledger.has_unread
     assert ledger.page[2:4].tolist() == [UNREAD, UNREAD]
-    with pytest.raises(InvariantError):
-        ledger.set_unread(np.array([7]))
+    with pytest.raises(InvariantError, match="bad ids"):
+        ledger.set_unread(np.array([7, 8, 9]))
     with pytest.raises(InvariantError, match="bad ids"):
         ledger.set_unread(np.array([7, 0]))
-    ledger.set_unread(np.array([7, 8]))
+    ledger.set_unread(np.array([7]))
+    assert ledger.page[2:4].tolist() == [7, UNREAD]
+    ledger.set_unread(np.array([8]))
     assert not ledger.has_unread
 
 

@@ -6,7 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vtoken_sglang.core.plan import NEVER_REPACKED
-from vtoken_sglang.core.planner import RowWaste, choose_sources, reachable_gain, wants_repack
+from vtoken_sglang.core.planner import (
+    RowWaste,
+    choose_sources,
+    reachable_gain,
+    wants_merge,
+    wants_repack,
+)
 from vtoken_sglang.core.settings import ReclaimSettings
 from vtoken_sglang.errors import ConfigError
 
@@ -124,3 +130,12 @@ def test_reachable_gain_is_what_an_unlimited_choice_gains(live: list[int]) -> No
 def test_settings_refuse_nonsense(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=field):
         ReclaimSettings(**{field: value})
+
+
+def test_a_merge_is_wanted_below_the_trigger_only_where_a_page_can_come_back() -> None:
+    row = waste_of([16] * 18 + [4, 9])
+    assert not wants_repack(row, ReclaimSettings(), pressure=False)
+    assert wants_merge(row, ReclaimSettings())
+    assert not wants_merge(row, ReclaimSettings(merge=False))
+    assert not wants_merge(waste_of([16] * 18 + [4, 13]), ReclaimSettings())
+    assert not wants_merge(waste_of([1, 1], page_size=1), ReclaimSettings())

@@ -20,8 +20,10 @@ def test_reads_and_writes_agree_on_both_paths() -> None:
         assert rows.read(Row(1), 2, 9, 3).tolist() == [12, 15, 18]
         where = np.array([0, 3]), np.array([9, 1])
         assert rows.gather(*where).tolist() == [9, 31]
-        rows.write(np.array([0, 3]), np.array([9, 1]), np.array([70, 71]))
+        where = np.array([1, 3]), np.array([9, 1])
+        rows.write(*where, np.array([70, 71]))
         assert rows.gather(*where).tolist() == [70, 71]
+        rows.write(*where, np.array([19, 31]))
         rows.zero(Row(2), np.array([0, 5]))
         assert rows.tensor[2].tolist() == [0, 21, 22, 23, 24, 0, 26, 27, 28, 29]
         assert rows.tensor[1].tolist() == list(range(10, 20))

@@ -317,11 +317,12 @@ class PageLedger:
         return self.read_len < self.home_len
 
     def set_unread(self, pages: IntArray) -> None:
-        """Ids of the home pages [read_len, home_len), as read from the row."""
-        if len(pages) != self.home_len - self.read_len or (len(pages) and int(pages.min()) < 1):
+        """Ids of the next unread home pages, as read from the row."""
+        end = self.read_len + len(pages)
+        if end > self.home_len or (len(pages) and int(pages.min()) < 1):
             raise InvariantError(f"pages {self.read_len} to {self.home_len}: bad ids {pages}")
-        self.page[self.read_len : self.home_len] = pages
-        self.read_len = self.home_len
+        self.page[self.read_len : end] = pages
+        self.read_len = end
 
     def metadata_bytes(self) -> int:
         """Bytes of every array of this ledger."""

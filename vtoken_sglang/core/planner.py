@@ -8,7 +8,7 @@ they hold, so
 
 Greedy by live count gives the greatest gain for every n, and gain never falls as n grows, so the
 smallest n with the greatest gain copies the fewest tokens for it. (Paper section 4.3: the trigger
-is F > 0.25.)
+is F > 0.25.) Below that trigger a row is only merged: as many pages as fit into a single one.
 """
 
 from dataclasses import dataclass
@@ -68,6 +68,11 @@ def wants_repack(row: RowWaste, settings: ReclaimSettings, pressure: bool) -> bo
     if not pressure and waste <= settings.threshold:
         return False
     return waste >= row.repacked_waste + settings.hysteresis
+
+
+def wants_merge(row: RowWaste, settings: ReclaimSettings) -> bool:
+    """Whether pages of a row below the trigger could be merged, told from its sums alone."""
+    return settings.merge and row.page_size > 1 and reachable_gain(row) >= settings.min_gain_pages
 
 
 def choose_sources(

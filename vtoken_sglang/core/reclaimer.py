@@ -27,6 +27,7 @@ from vtoken_sglang.core.faults import PositionError
 from vtoken_sglang.core.ids import Generation, Int32Array, Int64Array, IntArray, Row
 from vtoken_sglang.core.in_flight import CopiesInFlight
 from vtoken_sglang.core.invariants import Holdings, find_violations
+from vtoken_sglang.core.page_reads import PageReads
 from vtoken_sglang.core.plan import RepackPlan, StepReport
 from vtoken_sglang.core.pool import PagePool
 from vtoken_sglang.core.repack import make_fork, make_plans
@@ -60,6 +61,7 @@ class Reclaimer:
         layer, [num_slots, heads, dim]. `identity`: the engine's (generation, record) of a row now;
         asked again before every flip. `on_fork`: see `CopiesInFlight`."""
         self._rows = RequestRows(rows)
+        self._page_reads = PageReads(self._rows)
         self._pool = pool
         self._settings = settings
         self._tables: dict[Row, TokenTable] = {}
@@ -117,8 +119,9 @@ class Reclaimer:
         alive until now. Raises PositionError (see TokenTable.evict_tokens), having changed
         nothing."""
         table = self._tables[row]
-        if table.ledger.has_unread:
-            self._read_new_pages(table)
+        if table.ledger.has_unread and len(positions):
+            # Before a kill can zero the start of one of them.
+            self._page_reads.need(table, int(np.max(positions)), self._tables.values())
         died = table.evict_tokens(positions)
         if len(died):
             self._rows.zero(row, died)
@@ -140,7 +143,7 @@ class Reclaimer:
         if table is None:
             return np.zeros(0, np.int64)
         if table.ledger.has_unread:
-            self._read_new_pages(table)
+            self._page_reads.need(table, table.logical_len, self._tables.values())
         del self._tables[row]
         self.dead_counts[row] = 0
         return table.ledger.page[table.ledger.held_codes()].astype(np.int64)
@@ -193,6 +196,7 @@ class Reclaimer:
                     eligible.append(table)
         self._release([*done.source_pages, *done.orphan_pages, *dead])
         plans = self._repack(eligible, pressure, reserve_pages) if eligible else []
+        self._page_reads.ask(self._tables.values())
         if done.failures:
             raise done.failures[0]
         return StepReport(
@@ -257,25 +261,6 @@ class Reclaimer:
             self._pool.release(np.concatenate([plan.dst_pages for plan in plans]))
             raise
 
-    def _read_new_pages(self, wanted: TokenTable) -> None:
-        """Read the ids of the pages the engine opened since, before a kill can zero their starts.
-
-        Where a read costs a round trip to the device, one gather serves all rows.
-        """
-        size = self._pool.page_size
-        if self._rows.on_host:
-            start = wanted.unread_start()
-            wanted.set_unread(self._rows.read(wanted.row, start, wanted.logical_len, size))
-            return
-        tables = [t for t in self._tables.values() if t.ledger.has_unread]
-        positions = [np.arange(t.unread_start(), t.logical_len, size) for t in tables]
-        rows = np.repeat([t.row for t in tables], [len(p) for p in positions])
-        slots = self._rows.gather(rows, np.concatenate(positions))
-        start = 0
-        for table, its in zip(tables, positions, strict=True):
-            table.set_unread(slots[start : start + len(its)])
-            start += len(its)
-
     # -- checks ---------------------------------------------------------------------------------
 
     def violations(
@@ -296,7 +281,7 @@ class Reclaimer:
         """
         for table in self._tables.values():
             if table.ledger.has_unread:
-                self._read_new_pages(table)
+                self._page_reads.need(table, table.logical_len, self._tables.values())
         holdings = Holdings(
             tables=list(self._tables.values()),
             pending=[copy.plan for copy in self.copies.pending.values()],

@@ -13,6 +13,7 @@ from vtoken_sglang.core.planner import (
     RowWaste,
     choose_sources,
     reachable_gain,
+    wants_merge,
     wants_repack,
 )
 from vtoken_sglang.core.pool import PagePool
@@ -49,23 +50,14 @@ def make_plans(
     Rows that can return the most pages go first, and all rows together need no more than the pool
     has free above `reserve_pages`. Nothing but the pool changes.
     """
-    wanting: list[tuple[int, TokenTable]] = []
-    for table in tables:
-        ledger = table.ledger
-        empty = ledger.sealed_pages * table.page_size - ledger.sealed_live
-        if empty < table.page_size * settings.min_gain_pages:
-            continue  # most rows, most steps: not even the empty places of a page together
-        row = row_waste(table)
-        if wants_repack(row, settings, pressure):
-            wanting.append((reachable_gain(row), table))
+    wanting = _wanting(tables, settings, pressure)
     if not wanting:
         return []
-    wanting.sort(key=lambda item: (-item[0], item[1].row))
     headroom = pool.free_pages() - reserve_pages
     tokens_left = settings.max_moved_tokens
     chosen: list[tuple[TokenTable, Int64Array, Choice]] = []
     misses = 0
-    for _, table in wanting:
+    for table, most_tokens in wanting:
         if headroom < 1 or tokens_left < table.page_size or misses > _MOST_MISSES:
             break
         window = max(_LEAST_WINDOW, _WINDOW_PER_PAGE * tokens_left // table.page_size)
@@ -74,7 +66,7 @@ def make_plans(
             table.ledger.live[candidates],
             page_size=table.page_size,
             free_pages=headroom,
-            max_tokens=tokens_left,
+            max_tokens=min(tokens_left, most_tokens),
             min_gain=settings.min_gain_pages,
         )
         if choice is None:
@@ -86,6 +78,30 @@ def make_plans(
             choice = replace(choice, limited=True)
         chosen.append((table, candidates[choice.sources].astype(np.int64), choice))
     return _with_destinations(chosen, pool) if chosen else []
+
+
+def _wanting(
+    tables: Sequence[TokenTable], settings: ReclaimSettings, pressure: bool
+) -> list[tuple[TokenTable, int]]:
+    """Rows to plan for, each with the most tokens it may copy: repacks that return the most pages
+    first, merges last. A merge is looked for once per change of the row's counts."""
+    repacks: list[tuple[int, TokenTable]] = []
+    merges: list[TokenTable] = []
+    for table in tables:
+        ledger = table.ledger
+        empty = ledger.sealed_pages * table.page_size - ledger.sealed_live
+        if empty < table.page_size * settings.min_gain_pages:
+            continue  # most rows, most steps: not even the empty places of a page together
+        row = row_waste(table)
+        counts = (row.sealed_pages, row.sealed_live)
+        if wants_repack(row, settings, pressure):
+            repacks.append((reachable_gain(row), table))
+        elif table.merge_seen != counts and wants_merge(row, settings):
+            table.merge_seen = counts
+            merges.append(table)
+    repacks.sort(key=lambda item: (-item[0], item[1].row))
+    everything = settings.max_moved_tokens
+    return [(t, everything) for _, t in repacks] + [(t, t.page_size) for t in merges]
 
 
 def _with_destinations(

@@ -4,11 +4,43 @@ Only the scheduler thread calls this, at the safe point between two forwards (DE
 and ledger change together). On a CUDA device a read waits for the current stream.
 """
 
+from typing import Any, Protocol
+
 import numpy as np
 import torch
 
 from vtoken_sglang.core.ids import Int32Array, Int64Array, IntArray, Row
 from vtoken_sglang.errors import InvariantError
+from vtoken_sglang.kernels.apply_moves import apply_moves
+
+
+class DeviceEvent(Protocol):
+    """The part of a CUDA event that is used."""
+
+    def query(self) -> bool: ...
+
+    def synchronize(self) -> None: ...
+
+
+class LateRead:
+    """Row entries on their way to the host.
+
+    `values`: int32, where they arrive. `event`: passes when they have; None if they are there.
+    """
+
+    def __init__(self, values: torch.Tensor, event: DeviceEvent | None) -> None:
+        self._values, self._event = values, event
+
+    def ready(self) -> bool:
+        """Whether `values` would not wait."""
+        return self._event is None or self._event.query()
+
+    def values(self) -> Int64Array:
+        """The entries, in the order they were asked for; waits for them."""
+        if self._event is not None:
+            self._event.synchronize()
+        host: Int64Array = self._values.numpy().astype(np.int64)
+        return host
 
 
 class RequestRows:
@@ -55,6 +87,19 @@ class RequestRows:
         host: Int64Array = self.tensor[where[0], where[1]].cpu().numpy().astype(np.int64)
         return host
 
+    def gather_later(self, rows: IntArray, positions: IntArray) -> LateRead:
+        """As `gather`, but the host goes on; ordered after what the current stream holds now."""
+        where = torch.from_numpy(np.stack([rows, positions]).astype(np.int64))
+        where = where.to(self.tensor.device, non_blocking=True)
+        found = self.tensor[where[0], where[1]]
+        if not self.tensor.is_cuda:
+            return LateRead(found, None)
+        host = torch.empty_like(found, device="cpu", pin_memory=True)
+        host.copy_(found, non_blocking=True)
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return LateRead(host, event)
+
     def zero(self, row: Row, positions: Int64Array) -> None:
         """Mark entries of one row dead."""
         if self._host is not None:
@@ -68,6 +113,6 @@ class RequestRows:
         if self._host is not None:
             self._host[rows, positions] = slots
             return
-        packed = torch.from_numpy(np.stack([rows * self.width + positions, slots]))
+        packed = torch.from_numpy(np.stack([rows, positions, slots]).astype(np.int64))
         packed = packed.to(self.tensor.device, non_blocking=True)
-        self.tensor.view(-1).index_copy_(0, packed[0], packed[1].to(torch.int32))
+        apply_moves(self.tensor, packed[0], packed[1], packed[2])

@@ -14,6 +14,9 @@ class ReclaimSettings:
             (the paper's trigger F > 0.25); in [0, 1].
         hysteresis: a row that was repacked waits until its waste has grown by this share since,
             under pressure too; in [0, 1]. Keeps a row from being repacked every step.
+        merge: below the trigger, too, a row's emptiest pages are emptied when their tokens fit into
+            one page: a copy of at most a page then returns at least a page, so over its life a
+            row copies no more tokens that way than it kills.
         reclaim: False is the naive arm: kills only mask, nothing is freed or moved.
         min_gain_pages: a repack must return at least this many pages more than it takes; >= 1.
         max_moved_tokens: most tokens copied per step, all rows together; >= 1 (below a page,
@@ -24,6 +27,7 @@ class ReclaimSettings:
 
     threshold: float = 0.25
     hysteresis: float = 0.05
+    merge: bool = True
     reclaim: bool = True
     min_gain_pages: int = 1
     max_moved_tokens: int = 16384

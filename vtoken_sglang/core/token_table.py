@@ -52,6 +52,7 @@ class TokenTable:
         dead: dead positions, masked ones included; live length = logical_len - dead.
         ledger: the private pages.
         repacked_waste: waste of the sealed pages right after the last flip (hysteresis).
+        merge_seen: (sealed pages, live tokens in them) when a merge was last looked for.
     """
 
     __slots__ = (
@@ -61,6 +62,7 @@ class TokenTable:
         "generation",
         "ledger",
         "logical_len",
+        "merge_seen",
         "page_size",
         "protected_len",
         "record",
@@ -92,6 +94,7 @@ class TokenTable:
         self.logical_len = logical_len
         self.dead = 0
         self.repacked_waste = NEVER_REPACKED
+        self.merge_seen = (0, 0)
         self._place: Int32Array = np.zeros(logical_len + max(16, logical_len >> 3), np.int32)
         self._place[:logical_len] = _HOME
         self.ledger = PageLedger(page_size)
@@ -132,7 +135,7 @@ class TokenTable:
         return (self.ledger.read_len + self.first_home) * self.page_size
 
     def set_unread(self, slots: IntArray) -> None:
-        """Row entries at every page start in [unread_start(), logical_len), from the device."""
+        """Row entries at the next page starts from unread_start() on, from the device."""
         self.ledger.set_unread(slots // self.page_size)
 
     @property

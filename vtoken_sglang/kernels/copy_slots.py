@@ -1,7 +1,7 @@
 """Copy K/V rows between slots, in all layers: checks, then the fastest form for the device.
 
-Every form has the signature of its twin `copy_slots_ref`. A Triton form (one launch for all
-buffers) takes its place for "cuda" in `_FORMS`; devices without an entry run the twin.
+Every form has the signature of its twin `copy_slots_ref`: indexed runs on the host, one Triton
+launch for all buffers on CUDA; devices without an entry in `_FORMS` run the twin.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,17 @@ from vtoken_sglang.kernels.copy_slots_ref import copy_slots_ref
 
 CopyForm: TypeAlias = Callable[[Sequence[torch.Tensor], torch.Tensor, torch.Tensor], None]
 
-_FORMS: Final[dict[str, CopyForm]] = {"cpu": copy_slots_cpu}
+
+def _copy_slots_cuda(
+    buffers: Sequence[torch.Tensor], src_slots: torch.Tensor, dst_slots: torch.Tensor
+) -> None:
+    """Imports Triton at the first copy: it is not there on every machine."""
+    from vtoken_sglang.kernels.triton_copy_slots import copy_slots_triton
+
+    copy_slots_triton(buffers, src_slots, dst_slots)
+
+
+_FORMS: Final[dict[str, CopyForm]] = {"cpu": copy_slots_cpu, "cuda": _copy_slots_cuda}
 
 
 def copy_slots(
