@@ -150,7 +150,9 @@ def test_without_the_policy_flag_the_product_is_off() -> None:
 
 @pytest.mark.parametrize("name", [spec.name for spec in flag_specs() if spec.name != "policy"])
 def test_any_other_flag_alone_is_an_error(name: str) -> None:
-    text = {"arm": "native", "shared": "mask", "publish": "never", "copy": "sync"}.get(name, "1")
+    words = {"arm": "native", "shared": "mask", "publish": "never", "copy": "sync"}
+    words |= {"seed_scores": "on", "observe_layers": "last"}
+    text = words.get(name, "1")
     flag = "--vtoken-" + name.replace("_", "-")
     error = refused(parse, flag if name == "check" else f"{flag} {text}")
     assert error.field == flag
@@ -165,6 +167,9 @@ def test_any_other_flag_alone_is_an_error(name: str) -> None:
         ("--vtoken-policy random --vtoken-keep nan", "--vtoken-keep", "above 0"),
         ("--vtoken-policy none --vtoken-arm stock", "--vtoken-arm", "one of native"),
         ("--vtoken-policy h3o --vtoken-keep 1", "--vtoken-policy", "installed policy"),
+        ("--vtoken-policy none --vtoken-observe-layers 4", "--vtoken-observe-layers", "every:K"),
+        ("--vtoken-policy none --vtoken-observe-layers every:0", "--vtoken-observe-layers", "K"),
+        ("--vtoken-policy none --vtoken-observe-every 0", "--vtoken-observe-every", "at least 1"),
     ],
 )
 def test_bad_text_is_refused_with_the_flag(line: str, field: str, rule: str) -> None:

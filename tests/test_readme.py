@@ -40,9 +40,9 @@ def test_choices() -> None:
 
 def test_request_options() -> None:
     (sentence,) = re.findall(
-        r"^((?:`[a-z]+`(?:,| and)\s)+`[a-z]+`) may be set per request", README, re.MULTILINE
+        r"^((?:`[a-z_]+`(?:,| and)\s)+`[a-z_]+`) may be set per request", README, re.MULTILINE
     )
-    said = set(re.findall(r"`([a-z]+)`", sentence))
+    said = set(re.findall(r"`([a-z_]+)`", sentence))
     assert said == {name for name, spec in SPECS.items() if spec.per_request}
 
 

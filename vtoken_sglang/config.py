@@ -53,6 +53,9 @@ class VTokenConfig:
     recent: int = _default("recent")
     interval: int = _default("interval")
     seed: int = _default("seed")
+    seed_scores: str = _default("seed_scores")
+    observe_layers: str = _default("observe_layers")
+    observe_every: int = _default("observe_every")
     shared: str = _default("shared")
     publish: str = _default("publish")
     copy: str = _default("copy")
@@ -195,6 +198,7 @@ class RequestOptions:
     recent: int
     interval: int
     seed: int
+    seed_scores: str
     shared: str
     publish: str
 

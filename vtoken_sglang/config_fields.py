@@ -4,6 +4,7 @@ line, the environment variable and the per-request dict, so the three cannot dis
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -16,6 +17,7 @@ Value = str | int | float | bool | None
 Label = Callable[[str], str]
 
 MOST_TOKENS: Final = 2**31 - 1
+OBSERVED_LAYERS: Final = r"all|last|every:[1-9][0-9]{0,3}"
 ARMS: Final = ("native", "hook-only", "naive", "reclaim")
 ARMS_WITHOUT_PRUNING: Final = ("native", "hook-only")
 
@@ -30,6 +32,8 @@ class FlagSpec:
             never accepted as a number.
         default: value when not given; None means "not set" where `optional`.
         choices: allowed strings, empty when any is allowed.
+        pattern, rule: regular expression that a string must match as a whole, and what to say when
+            it does not; empty when any is allowed.
         minimum, maximum: inclusive bounds of a number; `above` is an exclusive lower bound.
         per_request: whether a request may override it.
     """
@@ -39,6 +43,8 @@ class FlagSpec:
     help: str
     default: Value
     choices: tuple[str, ...] = ()
+    pattern: str = ""
+    rule: str = ""
     minimum: float | None = None
     maximum: float | None = None
     above: float | None = None
@@ -139,6 +145,32 @@ _SPECS: Final = (
         help="seed of policies that draw",
     ),
     FlagSpec(
+        name="seed_scores",
+        kind=str,
+        default="on",
+        choices=("on", "off"),
+        per_request=True,
+        help="start the scores of a cached prefix from what the request that computed it gathered; "
+        "for policies that add up attention over queries (h2o, scissorhands)",
+    ),
+    FlagSpec(
+        name="observe_layers",
+        kind=str,
+        default="all",
+        pattern=OBSERVED_LAYERS,
+        rule="must be 'all', 'last' or 'every:K' with K at least 1",
+        help="layers whose attention is observed for policies that look at it: all, last, or "
+        "every:K (each K-th, counted back from the last)",
+    ),
+    FlagSpec(
+        name="observe_every",
+        kind=int,
+        default=1,
+        minimum=1,
+        maximum=MOST_TOKENS,
+        help="observe the queries at each K-th position only",
+    ),
+    FlagSpec(
         name="shared",
         kind=str,
         default="mask",
@@ -225,6 +257,10 @@ def _check_text(spec: FlagSpec, value: str, field: str) -> None:
         if value != NO_POLICY and value not in policy_targets():
             names = ", ".join((NO_POLICY, *policy_targets()))
             raise ConfigError(field, f"must be an installed policy ({names})", value)
+        return
+    if spec.pattern:
+        if not re.fullmatch(spec.pattern, value):
+            raise ConfigError(field, spec.rule, value)
         return
     if not spec.choices:
         if not value:

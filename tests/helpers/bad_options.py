@@ -28,6 +28,8 @@ BAD_VALUES: list[tuple[str, object, str]] = [
     ("interval", 0, "at least 1"),
     ("seed", -1, "at least 0"),
     ("seed", 2**63, "at most"),
+    ("seed_scores", "yes", "one of on, off"),
+    ("seed_scores", True, "type str"),
     ("shared", "all", "one of skip, mask"),
     ("publish", "always", "one of prompt, never"),
     ("policy", "streaming-llm", "installed policy (none,"),

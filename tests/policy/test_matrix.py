@@ -73,4 +73,8 @@ def test_policy_file_is_small_and_says_where_it_comes_from(name: str) -> None:
     assert len(text.splitlines()) <= MOST_LINES
     assert module.__doc__ is not None
     assert "https://" in module.__doc__
-    assert "layers and heads" in module.__doc__
+    words = " ".join(module.__doc__.split())
+    assert "one kept set serves all layers and heads" in words
+    policy = load_policy(name)
+    if policy.reads_keys or policy.observation() is not None:
+        assert "cached prefix" in words

@@ -114,6 +114,11 @@ def build_pruned_mix(encode: Callable[[str], list[int]]) -> Mix:
     return Mix(alone, together, [], [])
 
 
+def long_text(encode: Callable[[str], list[int]]) -> list[int]:
+    """The letter over and over, 1400 tokens or more."""
+    return list(encode(_LETTER)) * 6
+
+
 def long_case(encode: Callable[[str], list[int]]) -> Case:
     """A prompt far beyond its budget, private, so that it can be pruned between chunks."""
     prompt = (encode(_LETTER)[105:] * 9)[:1200]

@@ -16,6 +16,7 @@ from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
 from vtoken_sglang.core.slot_map import SlotMapMode, build_slot_map
+from vtoken_sglang.engine.observation_link import LayerObserver, layer_observer
 from vtoken_sglang.errors import UnsupportedModeError
 from vtoken_sglang.kernels.cpu_attention import (
     AttentionPlan,
@@ -58,11 +59,13 @@ class VTokenTorchAttnBackend(TorchNativeAttnBackend):
         self.mode: SlotMapMode = mode
         self._scratch = Scratch()
         self._plan: AttentionPlan | None = None
+        self._observe: LayerObserver | None = None
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """Read the batch's rows into the plan that all layers of this forward share."""
         super().init_forward_metadata(forward_batch)
         self._plan = None
+        self._observe = layer_observer(forward_batch)
         if forward_batch.forward_mode.is_idle() or forward_batch.encoder_lens is not None:
             return
         own_lens = None
@@ -91,6 +94,7 @@ class VTokenTorchAttnBackend(TorchNativeAttnBackend):
         plan = self._require_plan(layer)
         out = self._store_and_allocate(q, k, v, layer, forward_batch, save_kv_cache)
         extend_attention(*self._operands(q, layer), plan, layer.scaling, out)
+        self._observe_layer(q, layer)
         return out.view(out.shape[0], -1)
 
     def forward_decode(
@@ -107,6 +111,7 @@ class VTokenTorchAttnBackend(TorchNativeAttnBackend):
         plan = self._require_plan(layer)
         out = self._store_and_allocate(q, k, v, layer, forward_batch, save_kv_cache)
         decode_attention(*self._operands(q, layer), plan, layer.scaling, out)
+        self._observe_layer(q, layer)
         return out.view(out.shape[0], -1)
 
     def _require_plan(self, layer: RadixAttention) -> AttentionPlan:
@@ -138,6 +143,12 @@ class VTokenTorchAttnBackend(TorchNativeAttnBackend):
             self.token_to_kv_pool.set_kv_buffer(layer, write, k, v)
         num_tokens = q.numel() // (layer.tp_q_head_num * layer.qk_head_dim)
         return q.new_empty(num_tokens, layer.tp_q_head_num, layer.v_head_dim)
+
+    def _observe_layer(self, q: torch.Tensor, layer: RadixAttention) -> None:
+        """Show the layer's queries to whoever gathers attention; the keys are in the pool."""
+        if self._observe is not None:
+            queries = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
+            self._observe(layer.layer_id, queries, layer.scaling)
 
     def _operands(
         self, q: torch.Tensor, layer: RadixAttention

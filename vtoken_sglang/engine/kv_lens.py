@@ -56,6 +56,24 @@ def install(dead_count: DeadCount, is_dense: IsDense | None = None) -> None:
     KVLocPlan.kv_lens_listener = listener
 
 
+def add(listener: Callable[[KVLocPlan, ScheduleBatch, ForwardBatch], None]) -> None:
+    """Call `listener` for every later forward too, after the lengths were filled.
+
+    Raises:
+        SeamError: SGLang is not patched.
+    """
+    if not hasattr(KVLocPlan, "kv_lens_listener"):
+        raise SeamError("plan-kv-lens", "SGLang is not patched", "run vtoken-sglang patch --apply")
+    first = KVLocPlan.kv_lens_listener
+
+    def both(plan: KVLocPlan, batch: ScheduleBatch, forward_batch: ForwardBatch) -> None:
+        if first is not None:
+            first(plan, batch, forward_batch)
+        listener(plan, batch, forward_batch)
+
+    KVLocPlan.kv_lens_listener = both
+
+
 def uninstall() -> None:
     """Take the listener out, whoever installed it; for tests and for a second scheduler."""
     KVLocPlan.kv_lens_listener = None

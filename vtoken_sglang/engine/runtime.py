@@ -25,13 +25,14 @@ from vtoken_sglang.core.settings import ReclaimSettings
 from vtoken_sglang.core.token_table import TokenTable
 from vtoken_sglang.engine.backends import install_live_lengths
 from vtoken_sglang.engine.copiers import make_copy_engine
+from vtoken_sglang.engine.device_work import make_device_work
+from vtoken_sglang.engine.looks import Looks
+from vtoken_sglang.engine.observation import Observer, make_observer
 from vtoken_sglang.engine.owners import prunable, row_owners
 from vtoken_sglang.engine.page_pool import AllocatorPagePool
 from vtoken_sglang.engine.prefix import PrefixForks
 from vtoken_sglang.engine.statistics import Statistics
 from vtoken_sglang.errors import InvariantError
-from vtoken_sglang.policy.registry import load_policy
-from vtoken_sglang.policy.victims import choose_victims, due
 
 # Below this share of free pages the planner is told that the pool is under pressure.
 PRESSURE_FREE_SHARE = 1 / 8
@@ -85,6 +86,16 @@ class Runtime:
         if torch.device(self._allocator.device).type == "cuda":
             install_live_lengths(lambda row: int(self._reclaimer.dead_counts[row]))
         self._requests: dict[int, PrunedRequest] = {}  # by row; dropped with the row
+        self.observer: Observer = make_observer(
+            self._rows.req_to_token,
+            pool.k_buffer,
+            config,
+            options_of=lambda request: self._options_of(request).options,
+            table_of=self._table_of,
+            work=make_device_work(scheduler),
+            page_size=self._page_size,
+        )
+        self._looks = Looks(self.observer, self.observer.work, torch.device(self._allocator.device))
         self._idle_checked = False
         self.statistics = Statistics()
         if config.trace is not None:
@@ -124,19 +135,16 @@ class Runtime:
             self.assert_healthy()
 
     def _prune_if_due(self, request: Any, sealed_len: int) -> bool:
-        """Look for victims if it is time to; returns whether it was."""
+        """Look for victims if it is time to and kill those that were found; whether it did any."""
         state = self._options_of(request)
         kv = request.kv
-        if not due(state.options, state.last_len, kv.kv_committed_len):
-            return False
-        state.last_len = kv.kv_committed_len
-        victims = choose_victims(
-            load_policy(state.options.policy),
-            live_positions=self._live_positions(state, kv),
-            logical_len=kv.kv_committed_len,
-            options=state.options,
-            eligible_below=sealed_len,
+        row = kv.req_pool_idx
+        looked = not self._looks.waiting(row) and self._looks.begin(
+            request, state, sealed_len, self._live_positions
         )
+        victims = self._looks.arrived(row, kv)
+        if victims is None:
+            return looked
         if state.options.shared == "skip":
             shared = victims < kv.cache_protected_len
             # Decided as under every other strategy, but tree-owned pages are left as they are.
@@ -226,6 +234,8 @@ class Runtime:
             raise InvariantError(f"row {row} was freed while its ledger still holds pages")
         self._requests.pop(row, None)
         self._forks.forget(row)
+        self.observer.forget(row)
+        self._looks.forget(row)
 
     def drain(self) -> None:
         """Wait for copies and return what they hold, so that the pool adds up. For idle, flush."""

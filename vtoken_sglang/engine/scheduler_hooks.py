@@ -49,9 +49,11 @@ def _verify_scheduler(scheduler: Any, config: VTokenConfig) -> None:
 def _start_runtime(scheduler: Any, config: VTokenConfig) -> None:
     global _runtime
     if config.prunes:
+        from vtoken_sglang.engine.observation_link import install_observer
         from vtoken_sglang.engine.runtime import Runtime
 
         _runtime = Runtime(scheduler, config)
+        install_observer(_runtime.observer)
 
 
 def before_schedule(original: Callable[..., Any], scheduler: Any, **batches: Any) -> Any:
@@ -103,9 +105,12 @@ def drain_when_idle(original: Callable[..., Any], scheduler: Any) -> Any:
 
 
 def drain_before_flush(original: Callable[..., Any], scheduler: Any, *args: Any, **kw: Any) -> Any:
-    """AROUND `Scheduler.flush_cache`: a flush resets the allocator; a late copy would hit it."""
+    """AROUND `Scheduler.flush_cache`: a flush resets the allocator; a late copy would hit it.
+
+    Kept scores go with the prefixes that they belong to."""
     if _runtime is not None:
         _runtime.drain()
+        _runtime.observer.seeds.clear()
     return original(scheduler, *args, **kw)
 
 

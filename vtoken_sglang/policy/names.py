@@ -17,8 +17,14 @@ ENTRY_POINT_GROUP: Final = "vtoken_sglang.policies"
 NO_POLICY: Final = "none"
 BUILT_IN: Final = MappingProxyType(
     {
+        "h2o": "vtoken_sglang.policy.h2o:H2O",
+        "keydiff": "vtoken_sglang.policy.keydiff:KeyDiff",
+        "knorm": "vtoken_sglang.policy.knorm:Knorm",
         "random": "vtoken_sglang.policy.random:Random",
+        "scissorhands": "vtoken_sglang.policy.scissorhands:Scissorhands",
+        "snapkv": "vtoken_sglang.policy.snapkv:SnapKV",
         "streaming_llm": "vtoken_sglang.policy.streaming_llm:StreamingLLM",
+        "tova": "vtoken_sglang.policy.tova:TOVA",
     }
 )
 

@@ -21,7 +21,7 @@ from vtoken_sglang.errors import ConfigError
 from vtoken_sglang.policy.base import Policy
 from vtoken_sglang.policy.names import BUILT_IN, ENTRY_POINT_GROUP, policy_targets
 
-_COMMON_PARAMETERS = ("budget", "keep", "sink", "recent", "interval", "seed")
+_COMMON_PARAMETERS = ("budget", "keep", "sink", "recent", "interval", "seed", "seed_scores")
 _WIDTH = 96
 
 

@@ -7,6 +7,8 @@ here. Positions are logical (`pos`), lengths are in tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil
@@ -62,28 +64,45 @@ def candidate_range(
     return int(first), max(int(first), int(last))
 
 
-def choose_victims(
-    policy: Policy,
-    *,
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How many tokens die and among which; host integers alone.
+
+    Fields:
+        positions: int64 [n_live], live positions, strictly ascending.
+        first, last: half-open index range into them of the tokens that may die.
+        count: how many of those die, at least 1.
+    """
+
+    positions: NDArray[np.int64]
+    logical_len: int
+    seed: int
+    first: int
+    last: int
+    count: int
+
+    def view(self, device: torch.device | None = None) -> PolicyView:
+        """What every policy sees; `positions` is a copy, uploaded without waiting."""
+        host = torch.from_numpy(np.array(self.positions, dtype=np.int64))
+        if device is not None and device.type == "cuda":
+            host = host.pin_memory().to(device, non_blocking=True)
+        return PolicyView(positions=host, logical_len=self.logical_len, request_seed=self.seed)
+
+
+def plan_look(
     live_positions: NDArray[np.int64],
+    *,
     logical_len: int,
     options: RequestOptions,
     eligible_below: int,
-) -> NDArray[np.int64]:
-    """Positions to kill now: the lowest scores among the candidates, equal scores by lower
-    position. Deterministic; the policy gets a copy of `live_positions`.
+) -> Look | None:
+    """How many tokens die now; None when nothing exceeds the target.
 
     Args:
         live_positions: int64 [n_live], strictly ascending, each in [0, logical_len).
         logical_len: tokens the request has had, dead ones included.
         eligible_below: first position that must stay whatever its score (the open tail page,
             tokens in flight, a page the request may not change).
-
-    Returns:
-        int64 [n_victims], strictly ascending; empty when nothing exceeds the target.
-
-    Raises:
-        PolicyError: the scores have a wrong shape, dtype or a value that is not finite.
     """
     first, last = candidate_range(
         live_positions, logical_len=logical_len, options=options, eligible_below=eligible_below
@@ -91,19 +110,77 @@ def choose_victims(
     live = len(live_positions)
     count = victim_count(options, live=live, candidates=last - first, logical_len=logical_len)
     if count == 0:
-        return _NO_VICTIMS.copy()
+        return None
     assert live_positions[0] >= 0
     assert live_positions[-1] < logical_len
     assert bool((np.diff(live_positions) > 0).all())
-    view = PolicyView(
-        positions=torch.from_numpy(np.array(live_positions, dtype=np.int64)),
-        logical_len=logical_len,
-        request_seed=options.seed,
+    return Look(live_positions, logical_len, options.seed, first, last, count)
+
+
+def choose_victims(
+    policy: Policy,
+    *,
+    live_positions: NDArray[np.int64],
+    logical_len: int,
+    options: RequestOptions,
+    eligible_below: int,
+    see: Callable[[PolicyView], PolicyView] | None = None,
+) -> NDArray[np.int64]:
+    """Positions to kill now: the lowest scores among the candidates, equal scores by lower
+    position. Deterministic; the policy gets a copy of `live_positions`.
+
+    Args:
+        live_positions, logical_len, eligible_below: see `plan_look`.
+        see: adds to the view what the policy asked for (keys, attention); called only if a token
+            dies.
+
+    Returns:
+        int64 [n_victims], strictly ascending; empty when nothing exceeds the target.
+
+    Raises:
+        PolicyError: the scores have a wrong shape, dtype or a value that is not finite.
+    """
+    look = plan_look(
+        live_positions, logical_len=logical_len, options=options, eligible_below=eligible_below
     )
-    scores = _checked_scores(policy, policy.score(view), live)
+    if look is None:
+        return _NO_VICTIMS.copy()
+    view = look.view()
+    return check_victims(
+        policy, victims_on_device(policy, view if see is None else see(view), look)
+    )
+
+
+def victims_on_device(policy: Policy, view: PolicyView, look: Look) -> Tensor:
+    """The look's victims, decided where the scores are; no value is read back.
+
+    Returns:
+        int64 [1 + count]: how many scores are not finite, then the victims, ascending.
+
+    Raises:
+        PolicyError: the scores have a wrong shape or dtype.
+    """
+    # The policy may write to its view; the victims come from what it was given.
+    candidates = view.positions[look.first : look.last].clone()
+    scores = _checked_scores(policy, policy.score(view), len(look.positions))
     # Candidates ascend, so a stable order breaks ties by lower position.
-    lowest = np.argsort(scores[first:last].numpy(), kind="stable")[:count]
-    return np.sort(np.asarray(live_positions[first:last], dtype=np.int64)[lowest])
+    order = scores[look.first : look.last].sort(stable=True).indices
+    victims = candidates[order[: look.count]].sort().values
+    bad = scores.isfinite().logical_not().sum(dtype=torch.int64)
+    return torch.cat([bad[None], victims])
+
+
+def check_victims(policy: Policy, found: Tensor | NDArray[np.int64]) -> NDArray[np.int64]:
+    """The victims out of what `victims_on_device` returned, once it is on the host.
+
+    Raises:
+        PolicyError: a score is not finite.
+    """
+    host = np.asarray(found)
+    if host[0]:
+        raise PolicyError(policy, "must be finite", f"{host[0]} that are not")
+    victims: NDArray[np.int64] = host[1:].copy()
+    return victims
 
 
 @lru_cache(maxsize=256)
@@ -118,8 +195,4 @@ def _checked_scores(policy: Policy, scores: object, live: int) -> Tensor:
         raise PolicyError(policy, f"must have shape ({live},)", tuple(scores.shape))
     if scores.dtype != torch.float32:
         raise PolicyError(policy, "must be float32", scores.dtype)
-    scores = scores.detach().cpu()
-    finite = scores.isfinite()
-    if not bool(finite.all()):
-        raise PolicyError(policy, "must be finite", float(scores[~finite][0]))
-    return scores
+    return scores.detach()

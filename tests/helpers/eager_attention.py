@@ -1,0 +1,114 @@
+"""Attention matrices and keys of the plain model, under the kills a server traced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from tests.helpers.policy_reference import Observed
+from tests.helpers.reference import Kills, visible_keys
+
+
+class EagerReference:
+    """One model in float32 whose attention weights can be seen."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model.eval()
+
+    @classmethod
+    def load(cls, folder: Path) -> EagerReference:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, attn_implementation="eager"
+        )
+        return cls(model)
+
+    def observe(
+        self,
+        ids: Sequence[int],
+        kills: Kills,
+        *,
+        first_query: int,
+        last_chunk: tuple[int, int],
+        layers: Sequence[int] | None = None,
+        every: int = 1,
+    ) -> Observed:
+        """One pass over `ids` with the killed pairs masked; `layers`: those observed, all by
+        default. The rest: see `Observed`."""
+        visible = visible_keys(len(ids), kills)
+        mask = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
+        with torch.inference_mode():
+            answer = self.model(
+                input_ids=torch.tensor([list(ids)]),
+                attention_mask=mask[None, None],
+                position_ids=torch.arange(len(ids))[None],
+                use_cache=True,
+                output_attentions=True,
+            )
+        chosen = range(len(answer.attentions)) if layers is None else layers
+        weights = torch.stack([answer.attentions[layer][0] for layer in chosen])
+        keys = [layer.keys[0].transpose(0, 1) for layer in answer.past_key_values.layers]
+        return Observed(
+            weights=weights,
+            visible=visible,
+            keys=keys,
+            first_query=first_query,
+            last_chunk=last_chunk,
+            every=every,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which tokens must die, and how clear that is.
+
+    Fields:
+        victims: positions, ascending. scores: float64, by position.
+        candidates: positions that could have died.
+    """
+
+    victims: list[int]
+    scores: Tensor
+    candidates: list[int]
+
+
+def expected_victims(
+    scores: Tensor,
+    live: Sequence[int],
+    *,
+    length: int,
+    kept: int,
+    sink: int,
+    recent: int,
+    page_size: int,
+) -> Choice:
+    """The lowest scores among the tokens that may die, so that `kept` are left if possible."""
+    open_page = (length - 1) // page_size * page_size
+    end = min(length - recent, open_page)
+    candidates = [pos for pos in live if sink <= pos < end]
+    count = min(len(candidates), max(0, len(live) - kept))
+    order = sorted(candidates, key=lambda pos: (float(scores[pos]), pos))
+    return Choice(sorted(order[:count]), scores, candidates)
+
+
+def unexplained(choice: Choice, killed: Sequence[int], tolerance: float) -> list[str]:
+    """How `killed` differs from the choice beyond a tie: tokens swapped for one another must have
+    scores within `tolerance`. Empty when they agree."""
+    expected = set(choice.victims)
+    spared, extra = expected - set(killed), set(killed) - expected
+    if len(killed) != len(expected):
+        return [f"{len(killed)} died, not {len(expected)}"]
+    if not set(killed) <= set(choice.candidates):
+        return [f"{sorted(set(killed) - set(choice.candidates))} may not die"]
+    if not spared:
+        return []
+    gap = max(float(choice.scores[pos]) for pos in extra)
+    gap -= min(float(choice.scores[pos]) for pos in spared)
+    if gap <= tolerance:
+        return []
+    return [f"{sorted(extra)} died instead of {sorted(spared)}, scores {gap:.2e} apart"]

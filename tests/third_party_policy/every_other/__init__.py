@@ -1,0 +1,1 @@
+"""Example distribution with one eviction policy."""

@@ -1,0 +1,110 @@
+"""Small device work of the scheduler thread, in the order of the forwards; the host never waits.
+
+    safe point   schedule stream: row writes ──▶ forward stream: forward N ▶ work ▶ copy to pinned
+    later        event passed? then the result is on the host
+
+Work runs on the stream of the forwards, behind the last launched one and before the next: it sees
+every key and score of the forwards up to here and none of a later one, and no page that it reads
+can be written meanwhile. Off CUDA everything is done at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from numpy.typing import NDArray
+
+
+class Arriving(Protocol):
+    """A result on its way to the host."""
+
+    def ready(self) -> bool:
+        """Whether `take` would not wait."""
+
+    def take(self) -> NDArray[Any]:
+        """The result; call only once `ready`."""
+
+
+class DeviceWork(Protocol):
+    """Where device work is started."""
+
+    def start(self, work: Callable[[], torch.Tensor]) -> Arriving:
+        """Enqueue `work` and the copy of its result to the host."""
+
+
+class _Here:
+    def __init__(self, values: torch.Tensor) -> None:
+        self._values = values
+
+    def ready(self) -> bool:
+        return True
+
+    def take(self) -> NDArray[Any]:
+        values: NDArray[Any] = self._values.numpy()
+        return values
+
+
+class WorkAtOnce:
+    """For tensors on the CPU."""
+
+    def start(self, work: Callable[[], torch.Tensor]) -> Arriving:
+        return _Here(work())
+
+
+class StreamApi(Protocol):
+    """The calls of `torch.cuda` that are used; tests pass a recorder instead."""
+
+    def Event(self) -> Any: ...
+
+    def current_stream(self) -> Any: ...
+
+    def stream(self, stream: Any) -> AbstractContextManager[Any]: ...
+
+
+class _OnItsWay:
+    def __init__(self, event: Any, host: torch.Tensor, source: torch.Tensor) -> None:
+        # `source` must outlive the copy, not only the call that started it.
+        self._event, self._host, self._source = event, host, source
+
+    def ready(self) -> bool:
+        return bool(self._event.query())
+
+    def take(self) -> NDArray[Any]:
+        values: NDArray[Any] = self._host.numpy()
+        return values
+
+
+class WorkBehindForwards:
+    """For CUDA: work on the stream that forwards are launched on.
+
+    Args:
+        forward_stream: SGLang's stream of the forwards; None when they run on the current one
+            (overlap off).
+    """
+
+    def __init__(self, forward_stream: Any, streams: StreamApi = torch.cuda) -> None:
+        self._forward_stream = forward_stream
+        self._streams = streams
+
+    def start(self, work: Callable[[], torch.Tensor]) -> Arriving:
+        current = self._streams.current_stream()
+        stream = current if self._forward_stream is None else self._forward_stream
+        if stream is not current:
+            stream.wait_stream(current)  # row writes of this safe point
+        with self._streams.stream(stream):
+            found = work()
+            host = torch.empty(found.shape, dtype=found.dtype, pin_memory=found.is_cuda)
+            host.copy_(found, non_blocking=True)
+            event = self._streams.Event()
+            event.record(stream)
+        return _OnItsWay(event, host, found)
+
+
+def make_device_work(scheduler: Any) -> DeviceWork:
+    """What fits the scheduler's device."""
+    if torch.device(scheduler.token_to_kv_pool_allocator.device).type != "cuda":
+        return WorkAtOnce()
+    return WorkBehindForwards(scheduler.forward_stream if scheduler.enable_overlap else None)

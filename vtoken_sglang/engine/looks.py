@@ -1,0 +1,121 @@
+"""Who dies at a look: counted on the host, named where the scores are.
+
+The number of victims follows from lengths the host knows, so host and device lengths agree whatever
+the scores say. Policies that look at positions alone are asked on the host. For the others, on
+CUDA, the choice is enqueued behind the last forward and its names come back without waiting; a
+later safe point finds them (`arrived`). Until then the row is not looked at again, and nothing
+else may kill in it, so the names are still alive and still below the open page when they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vtoken_sglang.config import RequestOptions
+from vtoken_sglang.engine.device_work import Arriving, DeviceWork, WorkAtOnce
+from vtoken_sglang.engine.observation import Observer
+from vtoken_sglang.policy.base import Policy
+from vtoken_sglang.policy.registry import load_policy
+from vtoken_sglang.policy.victims import Look, check_victims, due, plan_look, victims_on_device
+
+
+class Looked(Protocol):
+    """Of a request's state: what holds for it, and its length at the last look."""
+
+    options: RequestOptions
+    last_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    policy: Policy
+    record: object
+    found: Arriving
+
+
+class Looks:
+    """Looks of one scheduler's requests, by row."""
+
+    def __init__(self, observer: Observer, work: DeviceWork, device: torch.device) -> None:
+        self._observer = observer
+        self._work = work
+        self._device = device
+        self._pending: dict[int, _Pending] = {}
+
+    def begin(
+        self,
+        request: Any,
+        state: Looked,
+        sealed_len: int,
+        live_positions: Callable[[Any, Any], NDArray[np.int64]],
+    ) -> bool:
+        """Look for victims of a request (SGLang's `Req`) if it is time to; whether it was.
+
+        Args:
+            state: its options, and when it was last looked at (changed here).
+            sealed_len: positions from here on may not die.
+            live_positions: (state, record) -> positions that count as alive, ascending.
+        """
+        kv = request.kv
+        self._observer.keep_seeds(request)
+        if not due(state.options, state.last_len, kv.kv_committed_len):
+            return False
+        policy = load_policy(state.options.policy)
+        if not self._observer.ready(kv.req_pool_idx, policy):
+            return False
+        state.last_len = kv.kv_committed_len
+        look = plan_look(
+            live_positions(state, kv),
+            logical_len=kv.kv_committed_len,
+            options=state.options,
+            eligible_below=sealed_len,
+        )
+        if look is not None:
+            self.start(kv.req_pool_idx, kv, policy, look)
+        return True
+
+    def start(self, row: int, record: object, policy: Policy, look: Look) -> None:
+        """Decide the victims of a look; `arrived` gives them, at once off CUDA.
+
+        `record`: identity of the request, compared with `is`.
+        """
+        assert row not in self._pending, f"row {row} was looked at twice"
+        needs_device = policy.reads_keys or policy.observation() is not None
+
+        def choose() -> torch.Tensor:
+            view = look.view(self._device if needs_device else None)
+            if needs_device:
+                view = self._observer.see(row, policy, view)
+            return victims_on_device(policy, view, look)
+
+        work = self._work if needs_device else WorkAtOnce()
+        self._pending[row] = _Pending(policy, record, work.start(choose))
+
+    def waiting(self, row: int) -> bool:
+        """Whether a look of this row is on its way."""
+        return row in self._pending
+
+    def arrived(self, row: int, record: object) -> NDArray[np.int64] | None:
+        """Victims of the row's look, ascending, once; None if none has come. A look of another
+        request that had the row before is dropped.
+
+        Raises:
+            PolicyError: a score was not finite.
+        """
+        pending = self._pending.get(row)
+        if pending is None or not pending.found.ready():
+            return None
+        del self._pending[row]
+        if pending.record is not record:
+            return None
+        return check_victims(pending.policy, pending.found.take())
+
+    def forget(self, row: int) -> None:
+        """The row went back to the pool."""
+        self._pending.pop(row, None)

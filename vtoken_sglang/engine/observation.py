@@ -1,0 +1,270 @@
+"""Attention seen in the backend, gathered per live token for the policies that ask for it.
+
+    before a forward   `prepare`      host: which lanes are watched, which of their queries count
+    in each layer      `on_layer`     q and live keys -> weights, added to the lane's sum
+    at a look          `see`          a policy's view gets its request's scores
+
+Scores live by (request, position) in a table of their own: moving or forking tokens moves no score,
+and a row that ends (finish, abort, retraction) gives its scores back. A request whose policy asks
+for nothing costs one dictionary look-up per forward, and a forward without watched lanes nothing
+in its layers.
+
+All host state belongs to the scheduler thread, which also prepares forwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vtoken_sglang.config import RequestOptions, VTokenConfig
+from vtoken_sglang.core.token_table import TokenTable
+from vtoken_sglang.engine.device_work import DeviceWork, WorkAtOnce
+from vtoken_sglang.engine.observation_lanes import ForwardObservation, LaneObservation, make_lane
+from vtoken_sglang.engine.observation_seeds import ScoreSeeds, SeedKeeper
+from vtoken_sglang.engine.observation_shares import Share, Watched, rows_needed, take_shares
+from vtoken_sglang.policy.base import Gather, Observation, Policy, PolicyView
+from vtoken_sglang.policy.registry import load_policy
+
+FIRST_SCORE_ROWS = 16
+
+
+class Observer:
+    """Scores of one scheduler's watched requests.
+
+    Fields:
+        scores: float32 [1 + capacity, width], the model's device; sums over query heads and
+            observed layers by (score row, position); row 0 is never used.
+        unwatched: requests that found no free score row and run unobserved.
+    """
+
+    def __init__(
+        self,
+        *,
+        rows: torch.Tensor,
+        k_buffers: list[torch.Tensor],
+        capacity: int,
+        observe_layers: str,
+        observe_every: int,
+        observation_of: Callable[[Any], Observation | None],
+        live_positions: Callable[[int, int], NDArray[np.int64]],
+        seeds_of: Callable[[Any], bool] = lambda request: False,
+        work: DeviceWork | None = None,
+        page_size: int = 1,
+    ) -> None:
+        """
+        Args:
+            rows: the engine's req_to_token, int32 [num_rows, width].
+            k_buffers: key buffer of each layer, [num_slots, kv_heads, dim].
+            capacity: score rows, to begin with; a request takes one, or two for a history
+                window. Only off CUDA are there ever more.
+            observe_layers, observe_every: see `config_fields`.
+            observation_of: what the policy of a request (SGLang's `Req`) asks for.
+            live_positions: (row, logical length) -> its live positions, ascending. Host only.
+            seeds_of: whether a request's scores of a cached prefix start from kept ones.
+            work: where device work is started.
+            page_size: tokens per page of the prefix cache.
+        """
+        self._rows = rows
+        self._k_buffers = k_buffers
+        self._every = observe_every
+        self._observation_of = observation_of
+        self._live_positions = live_positions
+        self._watched: dict[int, Watched] = {}
+        self._free = list(range(capacity, 0, -1))
+        self.scores = torch.zeros(1 + capacity, rows.shape[1], device=rows.device)
+        self.layers = observed_layers(observe_layers, len(k_buffers))
+        self.last_layer = max(self.layers)
+        self.unwatched = 0
+        self.work: DeviceWork = WorkAtOnce() if work is None else work
+        self.seeds = SeedKeeper(ScoreSeeds(page_size), self.work)
+        self._seeds_of = seeds_of
+        self._pooled = 0
+
+    # -- a forward ------------------------------------------------------------------------------
+
+    def prepare(self, batch: Any, is_decode: bool) -> ForwardObservation | None:
+        """What the next forward observes; None if no lane is watched.
+
+        `batch` is SGLang's `ScheduleBatch`. Called on the stream of the forward, after its lengths
+        are known and before its metadata is made.
+        """
+        lanes: list[LaneObservation] = []
+        offset = 0
+        for index, request in enumerate(batch.reqs):
+            end = int(request.kv.kv_committed_len)
+            start = end - 1
+            if not is_decode:
+                start = int(batch.prefix_lens[index])
+                end = start + int(batch.extend_lens[index])
+            watched = self._watch(request, start)
+            if watched is not None and (shares := self._take(watched, request, start, end)):
+                lanes.append(self._lane(request, shares, offset, start, end))
+            offset += end - start
+        return ForwardObservation(lanes) if lanes else None
+
+    def _take(self, watched: Watched, request: Any, start: int, end: int) -> list[Share]:
+        known = len(request.origin_input_ids) + len(request.output_ids)
+        return take_shares(watched, start, end, prompt_ends=end >= known, every=self._every)
+
+    def _lane(
+        self, request: Any, shares: list[Share], offset: int, start: int, end: int
+    ) -> LaneObservation:
+        row = request.kv.req_pool_idx
+        live = self._live_positions(row, end)
+        return make_lane(self._rows[row], live, shares, first_query=offset, start=start)
+
+    def _watch(self, request: Any, start: int) -> Watched | None:
+        """The request's state; made when its first forward computes from position `start` on."""
+        row = request.kv.req_pool_idx
+        watched = self._watched.get(row)
+        if watched is not None:
+            return watched
+        observation = self._observation_of(request)
+        if observation is None:
+            return None
+        needed = rows_needed(observation)
+        if len(self._free) < needed and not self.scores.is_cuda:
+            self._grow()
+        if len(self._free) < needed:
+            self.unwatched += 1
+            return None
+        taken = tuple(self._free.pop() for _ in range(needed))
+        for score_row in taken:
+            self.scores[score_row].zero_()
+        watched = self._watched[row] = Watched(observation, taken)
+        if self._seeds_of(request):
+            self.seeds.begin(request, watched, start, self.scores)
+        return watched
+
+    def _grow(self) -> None:
+        """Double the table. Never where a captured graph may hold its address."""
+        count = self.scores.shape[0]
+        self.scores = torch.cat([self.scores, torch.zeros_like(self.scores)])
+        self._free.extend(range(2 * count - 1, count - 1, -1))
+
+    def on_layer(
+        self, forward: ForwardObservation, layer_id: int, q: torch.Tensor, scale: float
+    ) -> None:
+        """Add one layer's weights; after the last observed one, add the lanes' sums to the scores.
+
+        Args:
+            q: [query tokens of the forward, q_heads, dim].
+            scale: factor on q.k.
+        """
+        if layer_id not in self.layers:
+            return
+        self._pooled = q.shape[1] * len(self.layers)
+        forward.add_layer(q, self._k_buffers[layer_id], scale)
+        if layer_id == self.last_layer:
+            forward.add_to(self.scores)
+
+    # -- a look ---------------------------------------------------------------------------------
+
+    def ready(self, row: int, policy: Policy) -> bool:
+        """Whether the policy may look: not before a prompt's end that it waits for was seen."""
+        observation = policy.observation()
+        if observation is None or observation.gather is not Gather.PROMPT_END:
+            return True
+        watched = self._watched.get(row)
+        return watched is None or watched.prompt_ended
+
+    def see(self, row: int, policy: Policy, view: PolicyView) -> PolicyView:
+        """The view with what the policy asked for. Nothing is read back to the host."""
+        if policy.reads_keys:
+            slots = self._rows[row][view.positions].long()
+            buffers = self._k_buffers
+            view = replace(view, layer_keys=lambda: (keys[slots].float() for keys in buffers))
+        if policy.observation() is None:
+            return view
+        watched = self._watched.get(row)
+        if watched is None or not watched.observed_len:
+            return replace(
+                view, attention=torch.zeros(len(view.positions), device=self._rows.device)
+            )
+        values = sum(self.scores[score_row][view.positions] for score_row in watched.score_rows)
+        assert isinstance(values, torch.Tensor)
+        unseen = view.positions >= watched.observed_len
+        attention = (values / max(1, self._pooled)).masked_fill(unseen, 0.0)
+        return replace(view, attention=attention, observed_len=watched.observed_len)
+
+    def keep_seeds(self, request: Any) -> None:
+        """At the safe point of a request that decodes and was not pruned yet: keep what it gathered
+        on the part of its prompt that the prefix cache took."""
+        watched = self._watched.get(request.kv.req_pool_idx)
+        if watched is not None and not watched.kept and request.decode_batch_idx >= 1:
+            watched.kept = True
+            self.seeds.keep(request, watched, self.scores)
+        self.seeds.settle()
+
+    # -- the end of a row -----------------------------------------------------------------------
+
+    def forget(self, row: int) -> None:
+        """The row went back to the pool (finish, abort or retraction)."""
+        watched = self._watched.pop(row, None)
+        if watched is not None:
+            self._free.extend(watched.score_rows)
+
+
+def observed_layers(which: str, count: int) -> frozenset[int]:
+    """Layers that `--vtoken-observe-layers` names of a model with `count` layers.
+
+    `every:K` counts back from the last, so that one is always among them.
+    """
+    if which == "all":
+        return frozenset(range(count))
+    if which == "last":
+        return frozenset({count - 1})
+    return frozenset(range(count - 1, -1, -int(which.partition(":")[2])))
+
+
+def make_observer(
+    rows: torch.Tensor,
+    k_buffers: list[torch.Tensor],
+    config: VTokenConfig,
+    *,
+    options_of: Callable[[Any], RequestOptions],
+    table_of: Callable[[int], TokenTable | None],
+    work: DeviceWork,
+    page_size: int,
+) -> Observer:
+    """The observer of one scheduler.
+
+    Args:
+        rows, k_buffers: see `Observer`.
+        options_of: what holds for a request (SGLang's `Req`).
+        table_of: a row's token table, None while nothing of it was evicted.
+        work, page_size: see `Observer`.
+    """
+
+    def observation_of(request: Any) -> Observation | None:
+        options = options_of(request)
+        return load_policy(options.policy).observation() if options.prunes else None
+
+    def live_positions(row: int, length: int) -> NDArray[np.int64]:
+        positions = np.arange(length, dtype=np.int64)
+        table = table_of(row)
+        if table is None:
+            return positions
+        known = min(length, table.logical_len)
+        return np.concatenate(
+            [positions[:known][table.alive(positions[:known])], positions[known:]]
+        )
+
+    return Observer(
+        rows=rows,
+        k_buffers=k_buffers,
+        capacity=FIRST_SCORE_ROWS,
+        observe_layers=config.observe_layers,
+        observe_every=config.observe_every,
+        observation_of=observation_of,
+        live_positions=live_positions,
+        seeds_of=lambda request: options_of(request).seed_scores == "on",
+        work=work,
+        page_size=page_size,
+    )

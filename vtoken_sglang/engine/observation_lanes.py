@@ -1,0 +1,112 @@
+"""The watched lanes of one forward, and how a layer's weights reach the score table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vtoken_sglang.engine.observation_shares import Share
+from vtoken_sglang.kernels.query_mass import add_query_mass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneShare:
+    """Observed queries of one lane that go to one score row.
+
+    Fields:
+        share: which they are.
+        rows: int64 [queries], their rows in the forward's `q`.
+        sees: int64 [queries], how many of the lane's live keys each of them sees.
+        mass: float32 [n_live], what they gave each live key in the layers so far.
+    """
+
+    share: Share
+    rows: torch.Tensor
+    sees: torch.Tensor
+    mass: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneObservation:
+    """One watched lane.
+
+    Fields:
+        positions: int64 [n_live], live positions, ascending, its own queries' included.
+        slots: int64 [n_live], where their keys are in this forward.
+        shares: one or more.
+    """
+
+    positions: torch.Tensor
+    slots: torch.Tensor
+    shares: tuple[LaneShare, ...]
+
+
+def make_lane(
+    row: torch.Tensor,
+    live: NDArray[np.int64],
+    shares: list[Share],
+    *,
+    first_query: int,
+    start: int,
+) -> LaneObservation:
+    """Lay out one lane.
+
+    Args:
+        row: the request's row, int32 [width].
+        live: live positions, ascending.
+        first_query: row of `q` that holds the lane's first query; start: that query's position.
+    """
+    device = row.device
+    positions = _to_device(live, device)
+    laid: list[LaneShare] = []
+    for share in shares:
+        queries = np.arange(share.queries.start, share.queries.stop, share.queries.step)
+        laid.append(
+            LaneShare(
+                share=share,
+                rows=_to_device(queries - start + first_query, device),
+                sees=_to_device(np.searchsorted(live, queries, side="right"), device),
+                mass=torch.zeros(len(live), device=device),
+            )
+        )
+    return LaneObservation(positions=positions, slots=row[positions].long(), shares=tuple(laid))
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardObservation:
+    """What one forward observes.
+
+    Fields:
+        lanes: the watched ones that have a query to observe.
+    """
+
+    lanes: list[LaneObservation]
+
+    def add_layer(self, q: torch.Tensor, k_buffer: torch.Tensor, scale: float) -> None:
+        """Add one layer's weights to the lanes' sums. `q`: [query tokens, q_heads, dim]."""
+        for lane in self.lanes:
+            keys = k_buffer[lane.slots]
+            for part in lane.shares:
+                if part.share.queries:
+                    rarely = part.share.rarely
+                    queries = q[part.rows]
+                    add_query_mass(queries, keys, part.sees, part.mass, scale=scale, rarely=rarely)
+
+    def add_to(self, scores: torch.Tensor) -> None:
+        """Add the lanes' sums to the score table, float32 [rows, width]."""
+        for lane in self.lanes:
+            for part in lane.shares:
+                row = scores[part.share.score_row]
+                if part.share.clear:
+                    row.zero_()
+                row.index_add_(0, lane.positions, part.mass)
+
+
+def _to_device(values: NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    host = torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))
+    if device.type != "cuda":
+        return host
+    return host.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,46 @@
+"""How the attention backend finds what to observe: the forward's plan carries it.
+
+`KVLocPlan` is made per forward and reaches the backend in every mode, so what was prepared for a
+forward is kept under its plan and goes when the plan goes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
+
+from vtoken_sglang.engine import kv_lens
+from vtoken_sglang.engine.observation import Observer
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+# (layer id, queries [tokens, q_heads, dim], factor on q.k)
+LayerObserver = Callable[[int, torch.Tensor, float], None]
+
+_observed: weakref.WeakKeyDictionary[KVLocPlan, LayerObserver] = weakref.WeakKeyDictionary()
+
+
+def install_observer(observer: Observer) -> None:
+    """Prepare every later forward of this process. Raises SeamError if SGLang is not patched."""
+
+    def prepare(plan: KVLocPlan, batch: ScheduleBatch, forward_batch: ForwardBatch) -> None:
+        forward = observer.prepare(batch, forward_batch.forward_mode.is_decode())
+        if forward is not None:
+            _observed[plan] = partial(observer.on_layer, forward)
+
+    kv_lens.add(prepare)
+
+
+def layer_observer(forward_batch: ForwardBatch) -> LayerObserver | None:
+    """What each layer of this forward calls; None if nothing of it is observed."""
+    if not _observed:
+        return None
+    plan: KVLocPlan | None = getattr(forward_batch, "kv_loc_plan", None)
+    return None if plan is None else _observed.get(plan)

@@ -1,0 +1,23 @@
+"""TOVA: the token that the newest one attends to least goes (https://arxiv.org/abs/2401.06104).
+
+Deviations: one kept set serves all layers and heads, so weights are averaged over query heads and
+sampled layers (the paper averages heads, and decides per layer); evictions come every `interval`
+tokens, by the weights of the last observed query; sinks and `recent` tokens are kept beside. Tokens
+of a cached prefix are seen by that query like all others; newer ones than it count as the best.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vtoken_sglang.policy.base import Gather, Observation, Policy, PolicyView, attention_or_best
+
+
+class TOVA(Policy):
+    """Tokens with the least weight at the last query die first."""
+
+    def observation(self) -> Observation:
+        return Observation(Gather.LAST)
+
+    def score(self, view: PolicyView) -> Tensor:
+        return attention_or_best(view)
