@@ -103,33 +103,6 @@ def test_the_threshold_keeps_a_dense_row_and_pressure_does_not(make_bench: MakeB
     assert bench.step(pressure=True).submitted == 1
 
 
-def test_below_the_threshold_two_pages_that_fit_into_one_are_merged(make_bench: MakeBench) -> None:
-    bench = make_bench(length=38)
-    bench.reclaimer.evict_tokens(ROW, [1, 2, 3, 5, 6])
-    report = bench.step()
-    assert (report.submitted, report.submitted_tokens, report.taken_pages) == (1, 3, 1)
-    bench.copies.copies[0].finish()
-    report = bench.step()
-    assert (report.committed, report.freed_source_pages) == (1, 2)
-    assert bench.survivors_intact()
-    assert bench.violations() == []
-
-
-def test_a_merge_is_looked_for_once_per_change(make_bench: MakeBench) -> None:
-    bench = make_bench(length=38)
-    bench.reclaimer.evict_tokens(ROW, [1, 2, 3, 5, 6])
-    assert bench.step(reserve_pages=bench.memory.pool.free_pages()).submitted == 0
-    assert bench.step().submitted == 0
-    bench.reclaimer.evict_tokens(ROW, [7])
-    assert bench.step().submitted == 1
-
-
-def test_without_merges_only_the_threshold_counts(make_bench: MakeBench) -> None:
-    bench = make_bench(length=38, merge=False)
-    bench.reclaimer.evict_tokens(ROW, [1, 2, 3, 5, 6])
-    assert bench.step().submitted == 0
-
-
 def test_the_engines_reserve_is_left_alone(make_bench: MakeBench) -> None:
     bench = make_bench(length=38, pages=12)
     bench.keep_every(4)
