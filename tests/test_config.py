@@ -152,6 +152,7 @@ def test_without_the_policy_flag_the_product_is_off() -> None:
 def test_any_other_flag_alone_is_an_error(name: str) -> None:
     words = {"arm": "native", "shared": "mask", "publish": "never", "copy": "sync"}
     words |= {"seed_scores": "on", "observe_layers": "last"}
+    words |= {"admission": "full", "shortage": "retract"}
     text = words.get(name, "1")
     flag = "--vtoken-" + name.replace("_", "-")
     error = refused(parse, flag if name == "check" else f"{flag} {text}")

@@ -58,6 +58,8 @@ class VTokenConfig:
     observe_every: int = _default("observe_every")
     shared: str = _default("shared")
     publish: str = _default("publish")
+    admission: str = _default("admission")
+    shortage: str = _default("shortage")
     copy: str = _default("copy")
     repack_threshold: float = _default("repack_threshold")
     check: bool = _default("check")

@@ -189,6 +189,23 @@ _SPECS: Final = (
         help="whether the prompt of a request that is pruned seeds the prefix cache",
     ),
     FlagSpec(
+        name="admission",
+        kind=str,
+        default="expected",
+        choices=("expected", "full"),
+        help="what a request that will be pruned is charged when it is admitted: the tokens it is "
+        "expected to hold, or its full length as SGLang does; a request may outgrow the pool only "
+        "with expected",
+    ),
+    FlagSpec(
+        name="shortage",
+        kind=str,
+        default="relieve",
+        choices=("relieve", "retract"),
+        help="when a decode step does not fit: evict ahead of the interval, reclaim and copy first "
+        "(relieve), or take requests back at once (retract)",
+    ),
+    FlagSpec(
         name="copy",
         kind=str,
         default="async",

@@ -47,6 +47,18 @@ class FakeRequest:
     def finished(self) -> bool:
         return self.ended
 
+    @property
+    def origin_input_ids(self) -> range:
+        return range(self.prompt_len)
+
+    @property
+    def full_untruncated_fill_ids(self) -> range:
+        return range(self.prompt_len + len(self.output_ids))
+
+    @property
+    def output_ids(self) -> range:
+        return range(max(0, self.kv.kv_committed_len - self.prompt_len))
+
 
 class FakeEngine:
     """The scheduler of one runtime.

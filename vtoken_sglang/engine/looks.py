@@ -54,6 +54,7 @@ class Looks:
         state: Looked,
         sealed_len: int,
         live_positions: Callable[[Any, Any], NDArray[np.int64]],
+        ahead_of_time: bool = False,
     ) -> bool:
         """Look for victims of a request (SGLang's `Req`) if it is time to; whether it was.
 
@@ -61,10 +62,12 @@ class Looks:
             state: its options, and when it was last looked at (changed here).
             sealed_len: positions from here on may not die.
             live_positions: (state, record) -> positions that count as alive, ascending.
+            ahead_of_time: do not wait for the interval if there are tokens since the last look.
         """
         kv = request.kv
         self._observer.keep_seeds(request)
-        if not due(state.options, state.last_len, kv.kv_committed_len):
+        early = ahead_of_time and state.options.prunes and state.last_len < kv.kv_committed_len
+        if not early and not due(state.options, state.last_len, kv.kv_committed_len):
             return False
         policy = load_policy(state.options.policy)
         if not self._observer.ready(kv.req_pool_idx, policy):

@@ -9,7 +9,7 @@ before its first kill.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -65,6 +65,17 @@ class PrefixForks:
         self._pages.pop(row, None)
         self._requests.pop(row, None)
         self._started.pop(row, None)
+
+    def consider_all(
+        self,
+        requests: Iterable[tuple[Any, str]],
+        holders: PageHolders,
+        free_pages: Callable[[], int],
+        pressure: bool,
+    ) -> None:
+        """`consider` (request, strategy) one after the other: each takes pages."""
+        for request, strategy in requests:
+            self.consider(request, strategy, holders, free_pages=free_pages(), pressure=pressure)
 
     def consider(
         self, request: Any, strategy: str, holders: PageHolders, *, free_pages: int, pressure: bool

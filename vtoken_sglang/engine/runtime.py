@@ -5,25 +5,30 @@ engine-free `core.reclaimer.Reclaimer`; SGLang's rows, allocator and tree stay t
 who owns which slot. Every method runs in the scheduler thread.
 
 Order at the safe point (entry of `get_next_batch_to_run`, no forward being prepared):
-tables catch up with tokens SGLang appended -> due requests are pruned -> the reclaimer commits
-finished copies, frees dead pages and submits new repacks -> net page counts go to SGLang's records.
+tables catch up with tokens SGLang appended -> due requests are pruned (all of them when the pool is
+short) -> the reclaimer commits finished copies, frees dead pages and submits new repacks -> net
+page counts go to SGLang's records.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vtoken_sglang.config import RequestOptions, VTokenConfig
+from vtoken_sglang.config import VTokenConfig
+from vtoken_sglang.core.footprint import page_ceil
 from vtoken_sglang.core.ids import Generation, Row
 from vtoken_sglang.core.reclaimer import Reclaimer
 from vtoken_sglang.core.settings import ReclaimSettings
 from vtoken_sglang.core.token_table import TokenTable
+from vtoken_sglang.engine.accounting import PrunedRequest, account, footprint
 from vtoken_sglang.engine.backends import install_live_lengths
+from vtoken_sglang.engine.capacity import Capacity
+from vtoken_sglang.engine.capacity_lengths import Lengths
+from vtoken_sglang.engine.capacity_relief import Relief
 from vtoken_sglang.engine.copiers import make_copy_engine
 from vtoken_sglang.engine.device_work import make_device_work
 from vtoken_sglang.engine.looks import Looks
@@ -31,33 +36,13 @@ from vtoken_sglang.engine.observation import Observer, make_observer
 from vtoken_sglang.engine.owners import prunable, row_owners
 from vtoken_sglang.engine.page_pool import AllocatorPagePool
 from vtoken_sglang.engine.prefix import PrefixForks
+from vtoken_sglang.engine.request_options import OptionsOf
 from vtoken_sglang.engine.statistics import Statistics
 from vtoken_sglang.errors import InvariantError
+from vtoken_sglang.policy.victims import due
 
-# Below this share of free pages the planner is told that the pool is under pressure.
-PRESSURE_FREE_SHARE = 1 / 8
 # Seconds after which a copy that does not finish is an error.
 COPY_TIMEOUT = 30.0
-
-
-@dataclass(slots=True)
-class PrunedRequest:
-    """Policy state of one request that may be pruned.
-
-    Fields:
-        record: SGLang's `ReqKvInfo` of the request, its identity.
-        options: what holds for this request.
-        last_len: logical length at the last look for victims; 0 before the first, and again after
-            a retraction, which forgets every kill.
-        skipped: tree-owned positions that are decided dead but left alone (strategy `skip`).
-        released: its row went back to SGLang; nothing of it may be freed again.
-    """
-
-    record: Any
-    options: RequestOptions
-    last_len: int = 0
-    released: bool = False
-    skipped: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 class Runtime:
@@ -100,6 +85,13 @@ class Runtime:
         self.statistics = Statistics()
         if config.trace is not None:
             self.statistics.trace = open(config.trace, "a", encoding="utf-8")  # noqa: SIM115
+        self._resolve = OptionsOf(config)
+        self.capacity = Capacity(scheduler, config, self._resolve, self._tables)
+        self.lengths = Lengths(scheduler, self.capacity)
+        relieves = config.shortage == "relieve" and config.reclaims
+        self.relief = Relief(
+            scheduler, self.capacity, self._pool, self.statistics, self._relieve, relieves
+        )
 
     # -- the safe point -----------------------------------------------------------------------
 
@@ -107,41 +99,74 @@ class Runtime:
         """Prune what is due, then reclaim. Call before SGLang merges, stashes or allocates."""
         self._idle_checked = False
         owners = row_owners(self._scheduler, running_batch, last_batch)
+        free = self._pool.free_pages()
+        # The next decode step may open a page for every running request. When there are fewer,
+        # repacks may have those that it will not open: they return more than they take.
+        short = self.relief.wanted(len(owners))
+        opened = self.capacity.soon_opened(owners, steps=1) // self._page_size
+        reserve = opened if short else len(owners)
+        worked = self._work(owners, owners, force=short, reserve_pages=reserve)
+        self.relief.watch(len(running_batch.reqs))
+        if self.capacity.expects and self._pool.free_pages() > free:
+            # SGLang admits again when a request leaves; memory came back without that.
+            running_batch.batch_is_full = False
+        if worked and self._config.check:
+            self.assert_healthy()
+
+    def _relieve(self, batch: Any) -> None:
+        """Look at the requests of a decode batch ahead of time and wait for what that frees. The
+        chunked request is left out: its chunk has just been stashed."""
+        owners = row_owners(self._scheduler, batch)
+        decoding = [r for r in owners if r is not self._scheduler.chunked_req]
+        self._work(decoding, owners, force=True, reserve_pages=0)
+        self._reclaimer.copies.wait(COPY_TIMEOUT)
+        self._work(decoding, owners, force=False, reserve_pages=0)
+
+    def _work(
+        self, candidates: list[Any], owners: list[Any], *, force: bool, reserve_pages: int
+    ) -> bool:
+        """Prune the candidates that are due (`force`: all with new tokens), then reclaim. Returns
+        whether there was anything to work on.
+
+        `owners`: every request with a row. `reserve_pages`: pages repacks leave alone.
+        """
         sealed: dict[Row, int] = {}
         looked_at: list[Any] = []
         for request, sealed_len in prunable(
-            owners, self._scheduler.chunked_req, self._page_size, self._publishes
+            candidates, self._scheduler.chunked_req, self._page_size, self._publishes
         ):
             row = Row(request.kv.req_pool_idx)
             if self._reclaimer.table(row) is not None:
                 self._reclaimer.sync_new_tokens(row, request.kv.kv_allocated_len)
-            if self._prune_if_due(request, sealed_len):
+            if self._prune_if_due(request, sealed_len, force):
                 looked_at.append(request)
             if self._reclaimer.table(row) is not None:
                 sealed[row] = sealed_len
         if not sealed and not self._reclaimer.copies.busy:
-            return
-        self._fork_prefixes(looked_at, owners)
-        # The next decode step may open a page for every running request.
+            return False
+        pressure = force or self.capacity.under_pressure(self._pool.free_pages())
+        self._fork_prefixes(looked_at, owners, pressure)
         report = self._reclaimer.step(
-            sealed_upto=sealed, pressure=self._under_pressure(), reserve_pages=len(owners)
+            sealed_upto=sealed, pressure=pressure, reserve_pages=reserve_pages
         )
         self.statistics.add_step(report)
         self._forks.given_up()
         self._account_all()
         if self._config.copy == "sync":
             self._reclaimer.copies.wait(COPY_TIMEOUT)
-        if self._config.check:
-            self.assert_healthy()
+        return True
 
-    def _prune_if_due(self, request: Any, sealed_len: int) -> bool:
-        """Look for victims if it is time to and kill those that were found; whether it did any."""
+    def _prune_if_due(self, request: Any, sealed_len: int, force: bool) -> bool:
+        """Look for victims if it is time to, or ahead of time (`force`), and kill those that were
+        found; whether it did any."""
         state = self._options_of(request)
         kv = request.kv
         row = kv.req_pool_idx
+        on_time = due(state.options, state.last_len, kv.kv_committed_len)
         looked = not self._looks.waiting(row) and self._looks.begin(
-            request, state, sealed_len, self._live_positions
+            request, state, sealed_len, self._live_positions, ahead_of_time=force
         )
+        self.statistics.early_looks += looked and not on_time
         victims = self._looks.arrived(row, kv)
         if victims is None:
             return looked
@@ -162,22 +187,14 @@ class Runtime:
         alive[state.skipped] = False
         return positions[alive]
 
-    def _fork_prefixes(self, looked_at: list[Any], owners: list[Any]) -> None:
+    def _fork_prefixes(self, looked_at: list[Any], owners: list[Any], pressure: bool) -> None:
         """Copy-on-write for the requests whose kept set may just have changed."""
-        forking = [r for r in looked_at if self._options_of(r).options.shared in ("cow", "auto")]
-        if not forking or not self._config.reclaims:
-            return
-        pruning = {row for row, state in self._requests.items() if state.options.prunes}
-        holders = self._forks.holders(owners, pruning)
-        pressure = self._under_pressure()
-        for request in forking:
-            self._forks.consider(
-                request,
-                self._options_of(request).options.shared,
-                holders,
-                free_pages=self._pool.free_pages(),
-                pressure=pressure,
-            )
+        strategies = [(r, self._options_of(r).options.shared) for r in looked_at]
+        forking = [(r, strategy) for r, strategy in strategies if strategy in ("cow", "auto")]
+        if forking and self._config.reclaims:
+            pruning = {row for row, state in self._requests.items() if state.options.prunes}
+            holders = self._forks.holders(owners, pruning)
+            self._forks.consider_all(forking, holders, self._pool.free_pages, pressure)
 
     def _kill(self, request: Any, victims: NDArray[np.int64]) -> None:
         kv = request.kv
@@ -199,10 +216,13 @@ class Runtime:
 
     # -- the life of a request ------------------------------------------------------------------
 
-    def on_queued(self, request: Any) -> None:
-        """A request enters the waiting queue: keep its prompt out of the tree if it says so."""
+    def on_queued(self, request: Any, retracted: bool = False) -> None:
+        """A request enters the waiting queue: keep its prompt out of the tree if it says so, or if
+        the tree would hold more of it than the pool has."""
+        self.statistics.retractions += retracted
         options = self._resolve(request)
-        if options.prunes and options.publish == "never":
+        never = options.prunes and options.publish == "never"
+        if never or self.lengths.keeps_private(request):
             request.skip_radix_cache_insert = True
 
     def owns(self, kv: Any) -> bool:
@@ -226,7 +246,8 @@ class Runtime:
         state.released = True
         # Often inside SGLang's free group, which keeps the ids until it ends.
         self._allocator.free_page_ids(torch.from_numpy(pages).to(self._allocator.device))
-        kv.kv_reclaimed_tokens = self._page_ceil(kv.kv_allocated_len) - kv.cache_protected_len
+        owned = page_ceil(kv.kv_allocated_len, self._page_size)
+        kv.kv_reclaimed_tokens = owned - kv.cache_protected_len
 
     def forget_row(self, row: int) -> None:
         """The row went back to the pool (finish, abort or retraction): forget all kills."""
@@ -276,13 +297,14 @@ class Runtime:
 
     def describe(self) -> dict[str, Any]:
         """Counters and gauges for `/server_info`."""
-        tables = [t for t in map(self._table_of, self._requests) if t is not None]
+        tables = self._tables()
         return {
             **self.statistics.as_dict(),
             "pruned_rows": len(tables),
             "held_pages": self._reclaimer.held_pages(),
             "retained_pages": sum(t.ledger.pages_held for t in tables),
             "live_private_tokens": sum(t.live_len - t.tree_owned_live() for t in tables),
+            "footprint": footprint(self.capacity, self._requests.values(), tables),
             "forks": self._forks.describe(),
         }
 
@@ -296,8 +318,12 @@ class Runtime:
     def _table_of(self, row: int) -> TokenTable | None:
         return self._reclaimer.table(Row(row))
 
+    def _tables(self) -> list[TokenTable]:
+        return [t for t in map(self._table_of, self._requests) if t is not None]
+
     def _publishes(self, request: Any) -> bool:
-        return self._options_of(request).options.publish != "never"
+        # Also false after a retraction: what was pruned once stays out of the tree.
+        return not request.skip_radix_cache_insert
 
     def _options_of(self, request: Any) -> PrunedRequest:
         row = request.kv.req_pool_idx
@@ -306,10 +332,6 @@ class Runtime:
             state = self._requests[row] = PrunedRequest(request.kv, self._resolve(request))
         return state
 
-    def _resolve(self, request: Any) -> RequestOptions:
-        custom = request.sampling_params.custom_params or {}
-        return RequestOptions.resolve(self._config, custom.get("vtoken"))
-
     def _account_all(self) -> None:
         """Tell SGLang's records what each pruned row holds now.
 
@@ -317,18 +339,4 @@ class Runtime:
         """
         for row, state in self._requests.items():
             if not state.released and (table := self._table_of(row)) is not None:
-                self._account(state.record, table)
-
-    def _account(self, kv: Any, table: TokenTable) -> None:
-        # Against the length that the table knows: SGLang may have allocated more since (the chunk
-        # in flight of a row that was not worked on), and none of that was given back.
-        known = self._page_ceil(table.logical_len) - kv.cache_protected_len
-        held = self._reclaimer.private_pages(table.row) * self._page_size
-        kv.kv_reclaimed_tokens = known - held
-
-    def _page_ceil(self, length: int) -> int:
-        return -(-length // self._page_size) * self._page_size
-
-    def _under_pressure(self) -> bool:
-        total = self._scheduler.max_total_num_tokens
-        return self._pool.free_pages() * self._page_size < total * PRESSURE_FREE_SHARE
+                account(state.record, table, self._reclaimer.private_pages(table.row))

@@ -89,10 +89,12 @@ def free_request_row(original: Callable[..., Any], pool: Any, request: Any) -> N
         _runtime.forget_row(row)
 
 
-def keep_prompt_private(_result: None, scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
+def keep_prompt_private(
+    _result: None, scheduler: Any, request: Any, is_retracted: bool = False
+) -> None:
     """AFTER `Scheduler._add_request_to_queue`: `publish=never` must hold from the first chunk."""
     if _runtime is not None:
-        _runtime.on_queued(request)
+        _runtime.on_queued(request, is_retracted)
 
 
 def drain_when_idle(original: Callable[..., Any], scheduler: Any) -> Any:

@@ -23,6 +23,13 @@ class Statistics:
         taken_pages: destination pages taken by repacks.
         moved_tokens: tokens copied by committed repacks.
         repacks: committed plans. dropped_plans: plans given up (stale, ended, torn).
+        early_looks: looks for victims before the interval was up, because the pool was short.
+        admitted_by_pruning: requests admitted that would have waited if each was charged its
+            whole length.
+        outgrown_requests: requests accepted that may become longer than the pool.
+        parked_chunks: passes in which a prompt's next chunk found no room and waited.
+        retractions: requests taken back by SGLang. retractions_avoided: decode steps that would
+            have taken requests back, had nothing been reclaimed for them.
         trace: where each decision is written as one JSON line; None for no trace.
     """
 
@@ -33,6 +40,12 @@ class Statistics:
     moved_tokens: int = 0
     repacks: int = 0
     dropped_plans: int = 0
+    early_looks: int = 0
+    admitted_by_pruning: int = 0
+    outgrown_requests: int = 0
+    parked_chunks: int = 0
+    retractions: int = 0
+    retractions_avoided: int = 0
     trace: TextIO | None = field(default=None, repr=False)
 
     def add_kills(self, rid: str, logical_len: int, victims: NDArray[np.int64]) -> None:

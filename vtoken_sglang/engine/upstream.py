@@ -14,4 +14,7 @@ UPSTREAM_SHA256: dict[str, str] = {
     "srt/layers/attention/attention_registry.py": "065f329ad66dcffa56afdbd53ee4bf7e9aad15d695d399bcfa452a907ac5281d",
     "srt/plugins/hook_registry.py": "0144d8c3e5ee294322894f88b8ad3bd49edad15c124650e4e834d0366815dc7d",
     "srt/managers/scheduler_components/invariant_checker.py": "c3beba8c7b1e5682c0731ca389db0868804de2a08139ac50f0abec63c7a3354e",
+    "srt/managers/schedule_policy.py": "51e4f0f5f1e7370de34a23643b426367137bba8d28a5c39e7ec81bfb852b2401",
+    "srt/managers/utils.py": "92d769c6aa566282f01704a709fe47b880ea286fdcb14d1ad2625920d083c32e",
+    "srt/mem_cache/allocator/base.py": "17c07a9ab32c62932048d3579e620eaa2e2558b03b828df152b2ee953c4bfe32",
 }

@@ -1,0 +1,249 @@
+"""Admission by expected footprint over SGLang's own allocator: who is let in, and who waits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang", reason="needs SGLang")
+
+from sglang.srt.mem_cache.prefill_budget import PrefillBudget
+
+from tests.helpers.fake_engine import FakeEngine, FakeRequest, MakeEngine
+from vtoken_sglang.engine import capacity_hooks
+from vtoken_sglang.engine.capacity_budget import FootprintBudget
+
+TREE: Any = SimpleNamespace(supports_mamba=lambda: False, evictable_size=lambda: 0)
+
+
+def budget_of(sim: FakeEngine, *running: FakeRequest) -> PrefillBudget:
+    """The budget of a pass, charged with the running requests as `PrefillAdder` does it."""
+    budget = capacity_hooks.create_budget(
+        lambda allocator, tree, **options: PrefillBudget(allocator, tree, **options),
+        sim.allocator,
+        TREE,
+    )
+    adder = SimpleNamespace(memory_budget=budget, new_token_ratio=0.5)
+    for request in running:
+        budget.total_offset += capacity_hooks.running_reserve(stock_reserve, adder, request)
+    return budget
+
+
+def stock_reserve(adder: Any, request: FakeRequest) -> float:
+    left = request.sampling_params.max_new_tokens - len(request.output_ids)
+    return float(left * adder.new_token_ratio)
+
+
+def waiting(sim: FakeEngine, rid: str, prompt: int, new: int, **options: Any) -> FakeRequest:
+    request = sim.queue(rid, **options)
+    request.prompt_len = prompt
+    request.sampling_params.max_new_tokens = new
+    request.sampling_params.ignore_eos = False
+    return request
+
+
+def ask(budget: Any, request: FakeRequest, *running: FakeRequest, chunk: int | None = None) -> bool:
+    """What `PrefillAdder.add_one_req` asks; charges the request when it is admitted."""
+    extend = len(request.full_untruncated_fill_ids) - request.prefix_len
+    new = request.sampling_params.max_new_tokens
+    if isinstance(budget, FootprintBudget):
+        budget.consider(request, list(running), alone=not running and not budget.current_offset)
+    fits, limit = budget.check_prefill(
+        extend_input_len=extend,
+        total_tokens=extend + new + budget.page_size,
+        max_new_tokens=new,
+        input_tokens=extend,
+        swa_host_hit_length=0,
+        chunk_limit=chunk,
+    )
+    if fits:
+        chunked = limit is not None and limit < extend
+        budget.reserve(limit if chunked else extend, 0 if chunked else new)
+    return fits
+
+
+def running(sim: FakeEngine, rid: str, prompt: int, new: int, **options: Any) -> FakeRequest:
+    """A request that decodes and was pruned already."""
+    request = waiting(sim, rid, prompt, new, publish="never", **options)
+    sim.enter(request)
+    sim.prefill(request)
+    sim.cycle(request, count=3)
+    return request
+
+
+def test_more_is_admitted_than_full_lengths_would_allow(engine: MakeEngine) -> None:
+    sim = engine(pages=64)  # 1024 tokens; a window of 48
+    first = running(sim, "first", 400, 400)
+    budget = budget_of(sim, first)
+    request = waiting(sim, "second", 400, 400, publish="never")
+    stock = PrefillBudget(sim.allocator, TREE)
+    stock.total_offset += stock_reserve(SimpleNamespace(new_token_ratio=0.5), first)
+    assert not ask(stock, request)
+    assert ask(budget, request, first)
+    assert sim.runtime.statistics.admitted_by_pruning == 1
+
+
+def test_what_is_needed_now_must_be_free_now(engine: MakeEngine) -> None:
+    sim = engine(pages=64)
+    holders = [sim.admit(f"holder {n}", 200, policy="none") for n in range(4)]
+    for holder in holders:
+        holder.sampling_params.max_new_tokens = 0
+        holder.sampling_params.ignore_eos = False
+        sim.prefill(holder)
+    request = waiting(sim, "long", 300, 10, publish="never")
+    # 200 tokens are free: enough for what it will hold, not for its prompt.
+    assert not ask(budget_of(sim, *holders), request, *holders)
+    # In chunks its prompt never is there whole.
+    assert ask(budget_of(sim, *holders), request, *holders, chunk=16)
+
+
+def test_a_published_prompt_is_charged_whole_under_mask(engine: MakeEngine) -> None:
+    sim = engine(pages=64)
+    masked = [waiting(sim, f"m{n}", 300, 300, shared="mask") for n in range(4)]
+    budget = budget_of(sim)
+    admitted = [ask(budget, request) for request in masked]
+    assert admitted == [True, True, False, False]  # 288 + 80 each, of 1024
+    private = [waiting(sim, f"p{n}", 300, 300, publish="never") for n in range(4)]
+    budget = budget_of(sim)
+    # Each holds 304 until it is pruned, so the fourth waits for the first look, and no longer.
+    assert [ask(budget, request) for request in private] == [True, True, True, False]
+
+
+def test_a_fork_keeps_room_for_its_copies(engine: MakeEngine) -> None:
+    sim = engine(pages=32)  # 512 tokens
+    forking = waiting(sim, "f", 416, 8, shared="auto")
+    other = sim.admit("other", 16, policy="none")
+    other.sampling_params.max_new_tokens, other.sampling_params.ignore_eos = 0, False
+    sim.prefill(other)
+    # 496 are free: 432 for the prompt, but not 80 more for the copies of what it keeps.
+    assert not ask(budget_of(sim, other), forking, other)
+    assert ask(budget_of(sim, other), waiting(sim, "m", 416, 8, shared="mask"), other)
+    assert ask(budget_of(sim), forking)  # alone: waiting would not help
+
+
+def test_a_running_request_reserves_what_its_policy_will_keep(engine: MakeEngine) -> None:
+    sim = engine(pages=64)
+    pruned = running(sim, "pruned", 200, 4000)
+    plain = running(sim, "plain", 200, 4000, policy="none")
+    assert budget_of(sim, pruned).total_offset <= 48
+    assert budget_of(sim, plain).total_offset == pytest.approx(1998, abs=2)
+
+
+def test_an_unpruned_request_is_charged_its_whole_length(engine: MakeEngine) -> None:
+    sim = engine(pages=64)
+    assert not ask(budget_of(sim), waiting(sim, "a", 600, 600, policy="none"))
+    assert ask(budget_of(sim), waiting(sim, "b", 600, 300, policy="none"))
+
+
+@pytest.mark.parametrize("settings", [{"admission": "full"}, {"arm": "naive"}])
+def test_sglangs_own_budget_where_nothing_is_expected_back(
+    engine: MakeEngine, settings: dict[str, Any]
+) -> None:
+    sim = engine(**settings)
+    assert type(budget_of(sim)) is PrefillBudget
+    request = running(sim, "a", 200, 400)
+    assert budget_of(sim, request).total_offset == pytest.approx(198, abs=2)
+
+
+# -- chunks of a prompt ---------------------------------------------------------------------------
+
+
+def test_a_chunk_takes_what_is_free_or_waits_and_all_wait_with_it(engine: MakeEngine) -> None:
+    sim = engine(pages=16)  # 256 tokens
+    request = waiting(sim, "long", 600, 10, publish="never")
+    sim.enter(request)
+    sim.scheduler.chunked_req = request
+    sim.extend(request, 96)
+    request.prefix_len = 96
+    holder = sim.admit("holder", 80, policy="none")
+    sim.prefill(holder)
+    budget: Any = budget_of(sim)
+    budget.consider(request, [holder], alone=False)
+    assert budget.available_chunk_tokens(64) == 64  # exactly: one page is kept for rounding
+    sim.extend(holder, 96)
+    budget = budget_of(sim)
+    budget.consider(request, [holder], alone=False)
+    assert budget.available_chunk_tokens(64) == 48
+    assert not ask(budget, waiting(sim, "late", 8, 8), holder)
+    sim.extend(holder, 144)
+    budget = budget_of(sim)
+    budget.consider(request, [holder], alone=False)
+    assert budget.available_chunk_tokens(64) is None
+    assert sim.runtime.capacity.parked
+    assert sim.runtime.statistics.parked_chunks == 1
+    assert not ask(budget, waiting(sim, "later", 8, 8), holder)
+    sim.safe_point()  # looked at ahead of time: what was computed of it is pruned
+    budget = budget_of(sim)
+    budget.consider(request, [holder], alone=False)
+    assert budget.available_chunk_tokens(64) is not None
+    assert not sim.runtime.capacity.parked
+
+
+# -- requests longer than the pool ----------------------------------------------------------------
+
+
+def clipped(sim: FakeEngine, request: FakeRequest) -> int:
+    """SGLang's own clip, from `max_req_len`."""
+    sim.scheduler.model_config = SimpleNamespace(context_len=8192)
+    sim.scheduler.max_new_tokens_limit = None
+    sim.scheduler.chunked_prefill_size = 64
+    sim.scheduler.max_req_input_len = sim.total - 6
+    wanted = request.sampling_params.max_new_tokens
+    room = max(0, sim.total - 2 - request.prompt_len)
+    return room if wanted is None else min(wanted, room)
+
+
+def allowed(sim: FakeEngine, request: FakeRequest) -> int:
+    wanted = request.sampling_params.max_new_tokens
+    return sim.runtime.lengths.new_tokens(request, wanted, clipped(sim, request))
+
+
+def test_a_request_whose_budget_fits_may_outgrow_the_pool(engine: MakeEngine) -> None:
+    sim = engine(pages=32)  # 512 tokens
+    assert allowed(sim, waiting(sim, "a", 100, 3000)) == 3000
+    assert allowed(sim, waiting(sim, "b", 3000, 100)) == 100
+    assert allowed(sim, waiting(sim, "c", 100, 100_000)) == 8192 - 1 - 100 - 1  # a row's width
+    plain = waiting(sim, "d", 100, 3000, policy="none")
+    assert allowed(sim, plain) == clipped(sim, plain)
+
+
+def test_one_whose_budget_does_not_fit_is_told_what_would(engine: MakeEngine) -> None:
+    from vtoken_sglang.errors import ConfigError
+
+    sim = engine(pages=32)
+    with pytest.raises(ConfigError, match=r"up to \d+ new tokens after this prompt") as caught:
+        allowed(sim, waiting(sim, "a", 100, 3000, keep=0.5))
+    assert caught.value.field == "vtoken.keep"
+    assert caught.value.value == 0.5
+    fit = int(str(caught.value).rpartition("up to ")[2].split()[0])
+    assert allowed(sim, waiting(sim, "b", 100, fit, keep=0.5)) == fit
+    with pytest.raises(ConfigError, match="smaller vtoken.budget would"):
+        allowed(sim, waiting(sim, "c", 100, 3000, budget=600))
+    # One that does not say how much it wants gets what fits.
+    modest = waiting(sim, "e", 100, 3000, keep=0.5)
+    modest.sampling_params.max_new_tokens = None
+    assert allowed(sim, modest) == fit
+
+
+def test_without_chunks_nothing_outgrows_the_pool(engine: MakeEngine) -> None:
+    from vtoken_sglang.errors import ConfigError
+
+    sim = engine(pages=32)
+    request = waiting(sim, "a", 100, 3000)
+    stock = clipped(sim, request)
+    sim.scheduler.chunked_prefill_size = None
+    with pytest.raises(ConfigError):
+        sim.runtime.lengths.new_tokens(request, 3000, stock)
+
+
+def test_a_prompt_the_tree_could_not_hold_stays_private(engine: MakeEngine) -> None:
+    sim = engine(pages=32)
+    sim.scheduler.chunked_prefill_size = 64
+    long, short = waiting(sim, "long", 900, 10), waiting(sim, "short", 100, 3000)
+    assert sim.runtime.lengths.keeps_private(long)
+    assert not sim.runtime.lengths.keeps_private(short)
+    # Nor may it lock so much of the cache that the rest finds no room.
+    assert sim.runtime.capacity.longest_match(long) == 512 - 16 - 96 - 64
+    assert sim.runtime.capacity.longest_match(waiting(sim, "fits", 100, 100)) is None

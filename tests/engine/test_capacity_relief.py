@@ -1,0 +1,121 @@
+"""What is done when a decode step does not fit, before SGLang takes requests back."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang", reason="needs SGLang")
+
+from tests.helpers.fake_engine import THINNED, FakeEngine, FakeRequest, MakeEngine
+from vtoken_sglang.engine import capacity_hooks, scheduler_hooks
+
+LAZY: dict[str, Any] = {"publish": "never", "interval": 512}
+
+
+def decode_step(sim: FakeEngine, requests: list[FakeRequest]) -> bool:
+    """`update_running_batch` up to its memory check: whether the step fits, relief included."""
+    size = sim.page_size
+    need = sum(r.kv.kv_committed_len % size == 0 for r in requests) * size
+    batch = SimpleNamespace(reqs=requests, new_tokens_required_next_decode=lambda: need)
+    sim.scheduler._reqs_finishing_inflight = lambda _batch: []
+    fits: bool = capacity_hooks.relieve_before_retraction(
+        lambda *_: sim.allocator.available_size() >= need, sim.scheduler, batch
+    )
+    return fits
+
+
+def full_pool(
+    engine: MakeEngine, spare: int = 0, **settings: Any
+) -> tuple[FakeEngine, list[FakeRequest]]:
+    """Two requests that fill the pool but for `spare` pages and are not due for long; the next step
+    needs two pages."""
+    sim = engine(pages=16 + spare, **settings)
+    requests = [sim.admit(rid, 127, **LAZY) for rid in ("a", "b")]
+    for request in requests:
+        sim.prefill(request)
+    sim.decode(*requests)
+    assert sim.allocator.available_size() == 16 * spare
+    return sim, requests
+
+
+@pytest.mark.parametrize(
+    ("options", "spare"), [({}, 0), ({**THINNED, "budget": None}, 1)], ids=["window", "scattered"]
+)
+def test_looks_ahead_of_time_make_room(
+    engine: MakeEngine, options: dict[str, Any], spare: int
+) -> None:
+    """Dead pages of a window come back at once, scattered ones after the copies that empty them,
+    which need a page to begin with."""
+    sim, requests = full_pool(engine, spare, **options)
+    copies = sim.runtime._reclaimer.copies
+    copies.wait = lambda _timeout: [copy.finish() for copy in sim.copies.waiting]  # type: ignore
+    assert decode_step(sim, requests)
+    found = sim.runtime.statistics
+    assert found.retractions_avoided == 1
+    assert found.early_looks == 2
+    assert found.freed_pages > found.taken_pages
+    assert sim.accounted() == sim.total
+    sim.decode(*requests)
+    for request in requests:
+        assert sim.seen(request)
+
+
+def test_switched_off_the_step_does_not_fit(engine: MakeEngine) -> None:
+    sim, requests = full_pool(engine, shortage="retract")
+    assert not decode_step(sim, requests)
+    found = sim.runtime.statistics
+    assert (found.retractions_avoided, found.early_looks) == (0, 0)
+
+
+def test_nothing_is_done_while_the_step_fits(engine: MakeEngine) -> None:
+    sim, requests = full_pool(engine)
+    sim.finish(requests.pop())
+    assert decode_step(sim, requests)
+    assert sim.runtime.statistics.early_looks == 0
+
+
+def test_a_safe_point_looks_ahead_when_pages_run_out(engine: MakeEngine) -> None:
+    sim, requests = full_pool(engine)
+    sim.safe_point()
+    assert sim.runtime.statistics.early_looks == 2
+    assert decode_step(sim, requests)
+    assert sim.runtime.statistics.retractions_avoided == 0  # there was room already
+
+
+def test_memory_that_came_back_opens_admission(engine: MakeEngine) -> None:
+    sim, _ = full_pool(engine)
+    batch = sim.scheduler.running_batch
+    batch.batch_is_full = True
+    sim.safe_point()
+    assert not batch.batch_is_full
+    batch.batch_is_full = True
+    sim.safe_point()  # nothing new came back
+    assert batch.batch_is_full
+
+
+def test_retractions_are_counted(engine: MakeEngine) -> None:
+    sim, requests = full_pool(engine)
+    scheduler_hooks.keep_prompt_private(None, sim.scheduler, requests[0], is_retracted=True)
+    assert sim.runtime.statistics.retractions == 1
+
+
+def test_a_chunk_that_waits_in_vain_is_ended(engine: MakeEngine) -> None:
+    from vtoken_sglang.engine.capacity_relief import MOST_IDLE_PASSES
+
+    sim = engine()
+    request = sim.admit("a", 600, publish="never")
+    sim.scheduler.chunked_req = request
+    ended: list[str] = []
+    sim.scheduler.abort_request = lambda message: ended.append(message.rid)
+    sim.runtime.capacity.parked = True
+    for _ in range(MOST_IDLE_PASSES - 1):
+        sim.runtime.relief.watch(running=0)
+    sim.runtime.relief.watch(running=1)  # somebody runs: memory may come back
+    for _ in range(MOST_IDLE_PASSES - 1):
+        sim.runtime.relief.watch(running=0)
+    assert ended == []
+    sim.runtime.relief.watch(running=0)
+    assert ended == ["a"]

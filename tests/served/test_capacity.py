@@ -1,0 +1,184 @@
+"""Reclaimed memory as concurrency on a real server: length, storms, and who is taken back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.server import PRODUCT, ServerProcess
+from tests.helpers.server_log import complaints
+from tests.served.configurations import STRICT_CHECKS
+
+pytestmark = pytest.mark.server
+
+POOL = 320  # tokens
+ASKED_FOR = ("must leave a request", "maximum allowed length")  # refusals that a test provokes
+VOCABULARY = range(200, 40_000)
+SHORT = ("--vtoken-recent", "16")
+COMMON = (
+    *("--page-size", "16", "--chunked-prefill-size", "64"),
+    *("--mem-fraction-static", "0.3", "--vtoken-policy", "streaming_llm"),
+    "--vtoken-check",
+)
+
+
+@contextmanager
+def serving(model: Path, log: Path, *flags: str, pool: int = POOL) -> Iterator[ServerProcess]:
+    """A server with every check on; on leaving, nothing is held and no checker has complained."""
+    command = ["--model-path", str(model), "--max-total-tokens", str(pool), *COMMON, *flags]
+    with ServerProcess(command, log=log, entry=PRODUCT, environment=STRICT_CHECKS) as server:
+        yield server
+        after = state(server)
+        assert after["pruned_rows"] == after["held_pages"] == after["retained_pages"] == 0
+        assert server.exit_status is None
+    assert [line for line in complaints(server.log) if not any(a in line for a in ASKED_FOR)] == []
+
+
+def state(server: ServerProcess) -> dict[str, Any]:
+    found: dict[str, Any] = server.get("/server_info").json()["internal_states"][0]["vtoken"]
+    return found
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(VOCABULARY, k=length)
+
+
+def payload(ids: Sequence[int], tokens: int, **options: Any) -> dict[str, Any]:
+    return {
+        "input_ids": list(ids),
+        "sampling_params": {
+            "temperature": 0,
+            "max_new_tokens": tokens,
+            "min_new_tokens": tokens,  # not ignore_eos: SGLang then reserves less than may come
+            "custom_params": {"vtoken": options},
+        },
+    }
+
+
+def generated(answer: Any) -> int:
+    return int(answer["meta_info"]["completion_tokens"])
+
+
+def test_a_request_outgrows_the_pool_and_others_do_not_notice(
+    model_path: Path, tmp_path: Path
+) -> None:
+    """Prompts and answers longer than the pool, beside an unpruned request that is answered as it
+    is alone; what cannot fit is told what would."""
+    with serving(model_path, tmp_path / "server.log", "--vtoken-budget", "64", *SHORT) as server:
+        plain = payload(prompt(100, 1), 24, policy="none")
+        alone = server.generate(plain)
+        long_prompt = payload(prompt(700, 2), 8)
+        long_answer = payload(prompt(40, 3), 300, publish="never")
+        answers = server.generate_concurrently([long_prompt, long_answer, plain])
+        assert [generated(answer) for answer in answers] == [8, 300, 24]
+        assert answers[2]["output_ids"] == alone["output_ids"]
+        after = state(server)
+        assert after["outgrown_requests"] == 2
+        assert after["retractions"] == 0
+        refused = server.post("/generate", payload(prompt(40, 3), 3000, keep=0.9))
+        assert refused.status_code == 400, refused.text
+        message = refused.json()["error"]["message"]
+        assert message.startswith("vtoken.keep: must leave a request that is longer than the pool")
+        assert "would fit" in message
+        unpruned = server.post("/generate", payload(prompt(700, 2), 8, policy="none"))
+        assert unpruned.status_code == 400
+        assert "maximum allowed length" in unpruned.text
+
+
+def storm(count: int, seed: int) -> list[dict[str, Any]]:
+    """Requests whose pruning lags: rare looks, scattered kills, prompts of every length, a third of
+    them on a few shared prefixes, some not pruned at all, some longer than the pool."""
+    draw = random.Random(seed)
+    prefixes = [prompt(160, seed + n) for n in range(3)]
+    found = []
+    for number in range(count):
+        options: dict[str, Any] = {
+            "policy": draw.choice(["random", "random", "streaming_llm", "none"]),
+            "interval": draw.choice([4, 16, 64, 200]),
+            "shared": draw.choice(["skip", "mask", "cow", "auto"]),
+            "publish": draw.choice(["prompt", "never"]),
+        }
+        if options["policy"] == "none":
+            options = {"policy": "none"}
+        else:
+            options |= draw.choice([{"keep": 0.3}, {"budget": 96}, {"budget": 160}])
+        start = draw.choice(prefixes) if number % 3 == 0 else []
+        ids = start + prompt(draw.randint(1, 300), seed * 1000 + number)
+        found.append(payload(ids, draw.choice([1, 16, 40, 90]), **options))
+    longest = prompt(1500, seed)
+    found.append(payload(longest, 16, policy="streaming_llm", budget=96, interval=200))
+    found.append(payload(prompt(30, seed), 700, policy="random", budget=96, interval=16))
+    draw.shuffle(found)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [(), ("--disable-radix-cache",), ("--enable-mixed-chunk",)])
+def test_a_storm_whose_pruning_lags_waits_its_turn(
+    model_path: Path, tmp_path: Path, schedule: tuple[str, ...]
+) -> None:
+    """Far more than the pool holds, at once: everything is answered in full, in the end."""
+    flags = ("--vtoken-budget", "96", "--max-running-requests", "24", *schedule)
+    requests = storm(60, seed=5)
+    with serving(model_path, tmp_path / "server.log", *flags, pool=768) as server:
+        answers = server.generate_concurrently(requests)
+        wrong = [
+            (number, answer["meta_info"])
+            for number, (request, answer) in enumerate(zip(requests, answers, strict=True))
+            if generated(answer) != request["sampling_params"]["max_new_tokens"]
+        ]
+        assert wrong == []
+        after = state(server)
+        assert after["admitted_by_pruning"] > 0
+        assert server.get("/health").status_code == 200
+
+
+def counted(model: Path, log: Path, *flags: str) -> dict[str, Any]:
+    """Counters after twelve requests that all want more than SGLang reserves for them, and whose
+    looks come late."""
+    requests = [payload(prompt(48, n), 160, interval=128, publish="never") for n in range(12)]
+    flags = ("--vtoken-budget", "64", "--vtoken-recent", "16", *flags)
+    flags = (*flags, "--schedule-conservativeness", "0.01", "--vtoken-admission", "full")
+    with serving(model, log, *flags, pool=1024) as server:
+        answers = server.generate_concurrently(requests)
+        assert {generated(answer) for answer in answers} == {160}
+        return state(server)
+
+
+@pytest.mark.slow
+def test_reclaim_comes_before_retraction(model_path: Path, tmp_path: Path) -> None:
+    """The same requests, admitted alike: what is reclaimed in time need not be taken back."""
+    off = counted(model_path, tmp_path / "off.log", "--vtoken-shortage", "retract")
+    on = counted(model_path, tmp_path / "on.log")
+    assert off["retractions"] > 0
+    assert off["early_looks"] == off["retractions_avoided"] == 0
+    assert on["retractions"] == 0
+    assert on["early_looks"] > 0
+
+
+@pytest.mark.slow
+def test_expected_footprint_admits_more_at_once(model_path: Path, tmp_path: Path) -> None:
+    """Eight requests that together fit only when pruned: full lengths let in fewer of them."""
+    requests = [payload(prompt(200, n), 60) for n in range(8)]
+    peaks = {}
+    for admission in ("expected", "full"):
+        flags = ("--vtoken-keep", "0.3", "--vtoken-publish", "never")
+        log = tmp_path / f"{admission}.log"
+        with serving(model_path, log, *flags, "--vtoken-admission", admission, pool=1024) as server:
+            server.generate_concurrently(requests)
+            after = state(server)
+        peaks[admission] = peak_running(server.log)
+        assert (after["admitted_by_pruning"] > 0) == (admission == "expected")
+        assert after["retractions"] == 0
+    assert peaks["expected"] > peaks["full"]
+
+
+def peak_running(log: str) -> int:
+    """The most requests that decoded at once, by SGLang's own log."""
+    lines = [line for line in log.splitlines() if "#running-req:" in line]
+    return max(int(line.partition("#running-req:")[2].split(",")[0]) for line in lines)
