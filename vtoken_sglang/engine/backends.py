@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vtoken_sglang.config import VTokenConfig
+from vtoken_sglang.core.slot_map import SlotMapMode
 from vtoken_sglang.errors import SeamError
 
 
@@ -19,7 +20,7 @@ def install_backends(config: VTokenConfig) -> None:
 
     from vtoken_sglang.engine import attention_cpu
 
-    attention_cpu.register("direct" if config.arm == "native" else "live")
+    attention_cpu.register(slot_map_mode(config))
     if config.arm == "native" or not torch.cuda.is_available():
         return
     from vtoken_sglang.engine import attention_flashinfer, attention_triton
@@ -39,22 +40,42 @@ def install_live_lengths(dead_count: Callable[[int], int]) -> None:
     kv_lens.install(dead_count)
 
 
+def slot_map_mode(config: VTokenConfig) -> SlotMapMode:
+    """How `torch_native` reads rows in this arm: every arm but `native` goes through the live list,
+    whether or not anything is dead."""
+    return "direct" if config.arm == "native" else "live"
+
+
 def verify_backend(model_runner: Any, config: VTokenConfig) -> None:
     """Raise SeamError unless the runner's attention backend reads as this arm says."""
     from vtoken_sglang.engine.attention_cpu import VTokenTorchAttnBackend
 
     backend = model_runner.attn_backend
-    ours: tuple[type, ...] = (VTokenTorchAttnBackend,)
+    if isinstance(backend, VTokenTorchAttnBackend):
+        wanted = slot_map_mode(config)
+        if backend.mode != wanted:
+            raise SeamError(
+                "attention-backend",
+                f"rows are read in mode {backend.mode!r}, arm {config.arm!r} needs {wanted!r}",
+                "check that every process uses the same environment",
+            )
+        return
     if model_runner.device == "cuda":
         from vtoken_sglang.engine.attention_flashinfer import VTokenFlashInferAttnBackend
         from vtoken_sglang.engine.attention_triton import VTokenTritonAttnBackend
+        from vtoken_sglang.engine.live_reads import has_live_reads
 
-        ours += (VTokenFlashInferAttnBackend, VTokenTritonAttnBackend)
         if config.arm == "native":
             return
-    if not isinstance(backend, ours):
-        raise SeamError(
-            "attention-backend",
-            f"{type(backend).__name__} does not read live slots",
-            "serve with --attention-backend torch_native, or flashinfer or triton on CUDA",
-        )
+        if isinstance(backend, (VTokenFlashInferAttnBackend, VTokenTritonAttnBackend)):
+            if not has_live_reads(model_runner.kv_index_translator):
+                raise SeamError(
+                    "attention-backend",
+                    f"index lists of {type(backend).__name__} are not packed from live slots",
+                )
+            return
+    raise SeamError(
+        "attention-backend",
+        f"{type(backend).__name__} does not read live slots",
+        "serve with --attention-backend torch_native, or flashinfer or triton on CUDA",
+    )

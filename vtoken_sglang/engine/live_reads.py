@@ -110,6 +110,11 @@ class LiveReads:
         return False
 
 
+def has_live_reads(translator: KVIndexTranslator) -> bool:
+    """Whether `install_live_reads` was done on this translator."""
+    return isinstance(getattr(translator.pack_read_stream, "__self__", None), LiveReads)
+
+
 def install_live_reads(translator: KVIndexTranslator, slots_dtype: torch.dtype) -> None:
     """Make a runner's translator pack live lists. Twice is once.
 
@@ -124,7 +129,7 @@ def install_live_reads(translator: KVIndexTranslator, slots_dtype: torch.dtype) 
         UnsupportedModeError: the translator maps virtual ids, which rows with dead entries do not
             go through.
     """
-    if isinstance(getattr(translator.pack_read_stream, "__self__", None), LiveReads):
+    if has_live_reads(translator):
         return
     if translator.is_translating:
         raise UnsupportedModeError(
