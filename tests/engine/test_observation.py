@@ -15,6 +15,7 @@ pytest.importorskip("sglang", reason="needs SGLang")
 from tests.helpers.policy_reference import SCORES, Observed
 from tests.helpers.reference import visible_keys
 from vtoken_sglang.engine.observation import Observer, observed_layers
+from vtoken_sglang.engine.observation_tap import DecodeTap
 from vtoken_sglang.policy.base import Policy, PolicyView
 from vtoken_sglang.policy.registry import load_policy
 from vtoken_sglang.policy.scissorhands import Scissorhands
@@ -33,7 +34,14 @@ class Sim:
     """One request whose tokens are computed forward by forward, at slots that may change."""
 
     def __init__(
-        self, policy: Policy, length: int, seed: int, layers: str = "all", every: int = 1
+        self,
+        policy: Policy,
+        length: int,
+        seed: int,
+        layers: str = "all",
+        every: int = 1,
+        *,
+        tapped: bool = False,
     ) -> None:
         self.policy, self.length, self.every = policy, length, every
         draw = torch.Generator().manual_seed(seed)
@@ -44,6 +52,10 @@ class Sim:
         self.buffers = [torch.full((4 * length, KV_HEADS, DIM), torch.nan) for _ in range(LAYERS)]
         self.kills: dict[int, list[int]] = {}
         self.dead: set[int] = set()
+        self.tap: DecodeTap | None = None
+        if tapped:
+            observed = observed_layers(layers, LAYERS)
+            self.tap = DecodeTap(self.rows, 4 * length, observed, score_bytes=1 << 20)
         self.observer = Observer(
             rows=self.rows,
             k_buffers=self.buffers,
@@ -52,6 +64,8 @@ class Sim:
             observe_every=every,
             observation_of=lambda request: request.policy.observation(),
             live_positions=lambda row, end: self.live(end),
+            live_len=lambda row, end: len(self.live(end)),
+            tap=self.tap,
         )
         self.request: Any = SimpleNamespace(
             kv=SimpleNamespace(req_pool_idx=self.row, kv_committed_len=0),
@@ -79,10 +93,20 @@ class Sim:
         self.request.origin_input_ids = range(prompt_len)
         decode = start >= prompt_len
         batch = SimpleNamespace(reqs=[self.request], prefix_lens=[start], extend_lens=[end - start])
-        forward = self.observer.prepare(batch, decode)
+        forward = self.observer.prepare(batch, decode, torch.tensor([self.row]))
         if forward is not None:
             for layer in range(LAYERS):
                 self.observer.on_layer(forward, layer, self.q[layer, start:end], SCALE)
+        elif decode and self.tap is not None and self.tap.active:
+            for layer in sorted(self.tap.layers):
+                q = self.q[layer, start:end]
+                self.tap.on_layer(q, self.buffers[layer], self.lse(layer, start), SCALE)
+
+    def lse(self, layer: int, pos: int) -> torch.Tensor:
+        """What a decode kernel leaves: the log-sum-exp over the live keys, [1, q_heads]."""
+        keys = self.k[layer, self.live(pos + 1)].repeat_interleave(Q_HEADS // KV_HEADS, dim=1)
+        logits = torch.einsum("hd,khd->hk", self.q[layer, pos], keys) * SCALE
+        return logits.logsumexp(dim=1)[None]
 
     def kill(self, length: int, count: int) -> None:
         """Kill `count` live positions below `length - 8`, as of this length."""
@@ -145,8 +169,9 @@ def policy_named(name: str) -> Policy:
 
 @pytest.mark.parametrize(("layers", "every"), [("all", 1), ("every:3", 1), ("last", 3), ("all", 4)])
 @pytest.mark.parametrize("name", OBSERVING)
-def test_chunks_kills_and_moves(name: str, layers: str, every: int) -> None:
-    sim = Sim(policy_named(name), 130, 5, layers, every)
+@pytest.mark.parametrize("tapped", [False, True], ids=["by layer", "tapped"])
+def test_chunks_kills_and_moves(tapped: bool, name: str, layers: str, every: int) -> None:
+    sim = Sim(policy_named(name), 130, 5, layers, every, tapped=tapped)
     for start, end in ((0, 37), (37, 60), (60, 90)):
         sim.forward(start, end, 90)
         sim.kill(end, 6)

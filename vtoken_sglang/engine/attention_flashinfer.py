@@ -19,6 +19,7 @@ from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
 
 from vtoken_sglang.engine.kv_lens import is_dense_plan
 from vtoken_sglang.engine.live_reads import LiveLengths, install_live_reads, refuse_model
+from vtoken_sglang.engine.observation_backends import AttentionTap, flashinfer_lse
 from vtoken_sglang.engine.page_mode import PageModeWrapper
 from vtoken_sglang.errors import UnsupportedModeError
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 BACKEND_NAME = "flashinfer"
 
 
-class VTokenFlashInferAttnBackend(LiveLengths, FlashInferAttnBackend):
+class VTokenFlashInferAttnBackend(AttentionTap, LiveLengths, FlashInferAttnBackend):
     """FlashInfer over live slots; over whole pages where that is chosen.
 
     Fields:
@@ -54,6 +55,7 @@ class VTokenFlashInferAttnBackend(LiveLengths, FlashInferAttnBackend):
         self._check_kv_attention_access("prefill", self.prefill_kv_access)
         self._check_kv_attention_access("decode", self.decode_kv_access)
         install_live_reads(self.kv_index_translator, torch.int32)
+        self.make_decode_tap(model_runner)
         self.page_wrappers: list[PageModeWrapper] = []
         if page_mode and self.page_size > 1 and not self.enable_deterministic:
             self._use_page_mode()
@@ -87,6 +89,11 @@ class VTokenFlashInferAttnBackend(LiveLengths, FlashInferAttnBackend):
                 "leave --cuda-graph-backend-prefill at its default, or pass disabled",
             )
         super().init_forward_metadata_out_graph(forward_batch, in_capture)
+
+    def _decode_with_lse(
+        self, *arguments: Any, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return flashinfer_lse(self, lambda: self._stock_decode(*arguments, **options))
 
 
 def register(*, page_mode: bool = False) -> None:

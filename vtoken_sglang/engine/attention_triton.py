@@ -6,13 +6,14 @@ Decode (eager and in a CUDA graph, split sizes from live lengths) and extend, tw
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.layers.attention.attention_registry import register_attention_backend
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
 from vtoken_sglang.engine.live_reads import LiveLengths, install_live_reads, refuse_model
+from vtoken_sglang.engine.observation_backends import AttentionTap, triton_lse
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 BACKEND_NAME = "triton"
 
 
-class VTokenTritonAttnBackend(LiveLengths, TritonAttnBackend):
+class VTokenTritonAttnBackend(AttentionTap, LiveLengths, TritonAttnBackend):
     """Triton attention over live slots."""
 
     def __init__(self, model_runner: ModelRunner) -> None:
@@ -35,6 +36,16 @@ class VTokenTritonAttnBackend(LiveLengths, TritonAttnBackend):
             }
         )
         install_live_reads(self.kv_index_translator, torch.int64)
+        self.make_decode_tap(model_runner)
+        if self.tap is not None:
+            # Its partial results lie elsewhere, and the log-sum-exp is read from the splits'.
+            self.enable_lean_attention = False
+
+    def _decode_with_lse(
+        self, *arguments: Any, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        count = arguments[0].shape[0]
+        return triton_lse(self, count, lambda: self._stock_decode(*arguments, **options))
 
 
 def register() -> None:

@@ -28,6 +28,7 @@ from vtoken_sglang.engine.device_work import DeviceWork, WorkAtOnce
 from vtoken_sglang.engine.observation_lanes import ForwardObservation, LaneObservation, make_lane
 from vtoken_sglang.engine.observation_seeds import ScoreSeeds, SeedKeeper
 from vtoken_sglang.engine.observation_shares import Share, Watched, rows_needed, take_shares
+from vtoken_sglang.engine.observation_tap import DecodeTap, WatchedLane
 from vtoken_sglang.policy.base import Gather, Observation, Policy, PolicyView
 from vtoken_sglang.policy.registry import load_policy
 
@@ -53,47 +54,66 @@ class Observer:
         observe_every: int,
         observation_of: Callable[[Any], Observation | None],
         live_positions: Callable[[int, int], NDArray[np.int64]],
+        live_len: Callable[[int, int], int],
         seeds_of: Callable[[Any], bool] = lambda request: False,
         work: DeviceWork | None = None,
         page_size: int = 1,
+        tap: DecodeTap | None = None,
     ) -> None:
         """
         Args:
             rows: the engine's req_to_token, int32 [num_rows, width].
             k_buffers: key buffer of each layer, [num_slots, kv_heads, dim].
             capacity: score rows, to begin with; a request takes one, or two for a history
-                window. Only off CUDA are there ever more.
+                window. Without a tap there may be more later.
             observe_layers, observe_every: see `config_fields`.
             observation_of: what the policy of a request (SGLang's `Req`) asks for.
             live_positions: (row, logical length) -> its live positions, ascending. Host only.
+            live_len: how many they are, without listing them.
             seeds_of: whether a request's scores of a cached prefix start from kept ones.
             work: where device work is started.
             page_size: tokens per page of the prefix cache.
+            tap: observes decode steps where graphs are captured; its table is the one used.
         """
         self._rows = rows
         self._k_buffers = k_buffers
         self._every = observe_every
         self._observation_of = observation_of
         self._live_positions = live_positions
+        self._live_len = live_len
         self._watched: dict[int, Watched] = {}
-        self._free = list(range(capacity, 0, -1))
-        self.scores = torch.zeros(1 + capacity, rows.shape[1], device=rows.device)
+        self._tap = tap
+        if tap is None:
+            self.scores = torch.zeros(1 + capacity, rows.shape[1], device=rows.device)
+        else:
+            self.scores = tap.scores
+        self._free = list(range(len(self.scores) - 1, 0, -1))
         self.layers = observed_layers(observe_layers, len(k_buffers))
         self.last_layer = max(self.layers)
         self.unwatched = 0
         self.work: DeviceWork = WorkAtOnce() if work is None else work
         self.seeds = SeedKeeper(ScoreSeeds(page_size), self.work)
         self._seeds_of = seeds_of
-        self._pooled = 0
+        self._q_heads = 0
 
     # -- a forward ------------------------------------------------------------------------------
 
-    def prepare(self, batch: Any, is_decode: bool) -> ForwardObservation | None:
-        """What the next forward observes; None if no lane is watched.
+    def prepare(
+        self, batch: Any, is_decode: bool, row_ids: torch.Tensor | None = None
+    ) -> ForwardObservation | None:
+        """What the next forward observes layer by layer; None if that is nothing.
 
-        `batch` is SGLang's `ScheduleBatch`. Called on the stream of the forward, after its lengths
-        are known and before its metadata is made.
+        Called on the stream of the forward, after its lengths are known and before its metadata is
+        made. A decode step that the tap observes is prepared there, and None is returned.
+
+        Args:
+            batch: SGLang's `ScheduleBatch`.
+            row_ids: integer [bs], the device's rows of the lanes; needed with a tap.
         """
+        if is_decode and self._tap is not None:
+            assert row_ids is not None
+            self._prepare_tap(self._tap, batch, row_ids)
+            return None
         lanes: list[LaneObservation] = []
         offset = 0
         for index, request in enumerate(batch.reqs):
@@ -104,20 +124,40 @@ class Observer:
                 end = start + int(batch.extend_lens[index])
             watched = self._watch(request, start)
             if watched is not None and (shares := self._take(watched, request, start, end)):
-                lanes.append(self._lane(request, shares, offset, start, end))
+                row = request.kv.req_pool_idx
+                live = self._live_positions(row, end)
+                lanes.append(
+                    make_lane(self._rows[row], live, shares, first_query=offset, start=start)
+                )
             offset += end - start
         return ForwardObservation(lanes) if lanes else None
+
+    def _prepare_tap(self, tap: DecodeTap, batch: Any, row_ids: torch.Tensor) -> None:
+        lanes: list[WatchedLane] = []
+        clear: list[int] = []
+        for index, request in enumerate(batch.reqs):
+            end = int(request.kv.kv_committed_len)
+            watched = self._watch(request, end - 1)
+            if watched is None:
+                continue
+            for share in self._take(watched, request, end - 1, end):
+                if share.clear:
+                    clear.append(share.score_row)
+                if share.queries:
+                    lanes.append(
+                        WatchedLane(
+                            lane=index,
+                            score_row=share.score_row,
+                            rarely=share.rarely,
+                            span=end,
+                            live_len=self._live_len(request.kv.req_pool_idx, end),
+                        )
+                    )
+        tap.watch(row_ids, lanes, clear)
 
     def _take(self, watched: Watched, request: Any, start: int, end: int) -> list[Share]:
         known = len(request.origin_input_ids) + len(request.output_ids)
         return take_shares(watched, start, end, prompt_ends=end >= known, every=self._every)
-
-    def _lane(
-        self, request: Any, shares: list[Share], offset: int, start: int, end: int
-    ) -> LaneObservation:
-        row = request.kv.req_pool_idx
-        live = self._live_positions(row, end)
-        return make_lane(self._rows[row], live, shares, first_query=offset, start=start)
 
     def _watch(self, request: Any, start: int) -> Watched | None:
         """The request's state; made when its first forward computes from position `start` on."""
@@ -129,7 +169,7 @@ class Observer:
         if observation is None:
             return None
         needed = rows_needed(observation)
-        if len(self._free) < needed and not self.scores.is_cuda:
+        if len(self._free) < needed and self._tap is None:
             self._grow()
         if len(self._free) < needed:
             self.unwatched += 1
@@ -143,7 +183,7 @@ class Observer:
         return watched
 
     def _grow(self) -> None:
-        """Double the table. Never where a captured graph may hold its address."""
+        """Double the table; never a tap's, whose address captured graphs hold."""
         count = self.scores.shape[0]
         self.scores = torch.cat([self.scores, torch.zeros_like(self.scores)])
         self._free.extend(range(2 * count - 1, count - 1, -1))
@@ -159,7 +199,7 @@ class Observer:
         """
         if layer_id not in self.layers:
             return
-        self._pooled = q.shape[1] * len(self.layers)
+        self._q_heads = q.shape[1]
         forward.add_layer(q, self._k_buffers[layer_id], scale)
         if layer_id == self.last_layer:
             forward.add_to(self.scores)
@@ -190,8 +230,13 @@ class Observer:
         values = sum(self.scores[score_row][view.positions] for score_row in watched.score_rows)
         assert isinstance(values, torch.Tensor)
         unseen = view.positions >= watched.observed_len
-        attention = (values / max(1, self._pooled)).masked_fill(unseen, 0.0)
+        attention = (values / self._pooled_weights()).masked_fill(unseen, 0.0)
         return replace(view, attention=attention, observed_len=watched.observed_len)
+
+    def _pooled_weights(self) -> int:
+        """How many weights a score sums up per query: query heads of the observed layers."""
+        q_heads = self._q_heads or (self._tap.q_heads if self._tap is not None else 0)
+        return max(1, q_heads * len(self.layers))
 
     def keep_seeds(self, request: Any) -> None:
         """At the safe point of a request that decodes and was not pruned yet: keep what it gathered
@@ -232,6 +277,7 @@ def make_observer(
     table_of: Callable[[int], TokenTable | None],
     work: DeviceWork,
     page_size: int,
+    tap: DecodeTap | None = None,
 ) -> Observer:
     """The observer of one scheduler.
 
@@ -239,7 +285,7 @@ def make_observer(
         rows, k_buffers: see `Observer`.
         options_of: what holds for a request (SGLang's `Req`).
         table_of: a row's token table, None while nothing of it was evicted.
-        work, page_size: see `Observer`.
+        work, page_size, tap: see `Observer`.
     """
 
     def observation_of(request: Any) -> Observation | None:
@@ -256,6 +302,10 @@ def make_observer(
             [positions[:known][table.alive(positions[:known])], positions[known:]]
         )
 
+    def live_len(row: int, length: int) -> int:
+        table = table_of(row)
+        return length if table is None else length - table.dead
+
     return Observer(
         rows=rows,
         k_buffers=k_buffers,
@@ -264,7 +314,9 @@ def make_observer(
         observe_every=config.observe_every,
         observation_of=observation_of,
         live_positions=live_positions,
+        live_len=live_len,
         seeds_of=lambda request: options_of(request).seed_scores == "on",
         work=work,
         page_size=page_size,
+        tap=tap,
     )

@@ -31,7 +31,8 @@ def install_observer(observer: Observer) -> None:
     """Prepare every later forward of this process. Raises SeamError if SGLang is not patched."""
 
     def prepare(plan: KVLocPlan, batch: ScheduleBatch, forward_batch: ForwardBatch) -> None:
-        forward = observer.prepare(batch, forward_batch.forward_mode.is_decode())
+        is_decode = forward_batch.forward_mode.is_decode()
+        forward = observer.prepare(batch, is_decode, forward_batch.req_pool_indices)
         if forward is not None:
             _observed[plan] = partial(observer.on_layer, forward)
 

@@ -33,6 +33,7 @@ from vtoken_sglang.engine.copiers import make_copy_engine
 from vtoken_sglang.engine.device_work import make_device_work
 from vtoken_sglang.engine.looks import Looks
 from vtoken_sglang.engine.observation import Observer, make_observer
+from vtoken_sglang.engine.observation_tap import current_tap
 from vtoken_sglang.engine.owners import prunable, row_owners
 from vtoken_sglang.engine.page_pool import AllocatorPagePool
 from vtoken_sglang.engine.prefix import PrefixForks
@@ -79,6 +80,7 @@ class Runtime:
             table_of=self._table_of,
             work=make_device_work(scheduler),
             page_size=self._page_size,
+            tap=current_tap(),
         )
         self._looks = Looks(self.observer, self.observer.work, torch.device(self._allocator.device))
         self._idle_checked = False

@@ -175,6 +175,7 @@ def _mass_variants() -> list[Variant]:
                         "slots": "*i32",
                         "positions": "*i32",
                         "row_ids": "*i64",
+                        "rarely": "*i32",
                         "lse": "*fp32",
                         "scores": "*fp32",
                         "scale": "fp32",
@@ -182,7 +183,10 @@ def _mass_variants() -> list[Variant]:
                         "q_head_stride": "i32",
                         "scores_row_stride": "i32",
                     },
-                    constants=triton_attention_mass.constants(kv_heads, group, dim),
+                    constants={
+                        **triton_attention_mass.constants(kv_heads, group, dim),
+                        "HAS_RARELY": True,
+                    },
                     num_warps=triton_attention_mass.num_warps(1 if "fp8" in k_type else 2),
                     lowest=lowest,
                 )

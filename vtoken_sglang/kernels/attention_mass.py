@@ -8,6 +8,8 @@ SnapKV 2404.14469). Scores live by (row, position): moving a token moves no scor
     for lane b, for query token t of the lane (the last ones of its list), for head h:
         for entry i of the lane's list that t sees, when row_ids[b] != 0 and positions[i] >= 0:
             weight = exp(scale * dot(q[t, h], k_buffer[slots[i], h // group]) - lse[t, h])
+            if rarely and rarely[b]:
+                weight = 1 if weight < 1 / (number of entries that t sees) else 0
             scores[row_ids[b], positions[i]] += weight
 
 Query token j of m sees the first `len - m + j + 1` entries. For decode m = 1: all of them.
@@ -32,6 +34,7 @@ def attention_mass(
     scores: torch.Tensor,
     *,
     scale: float,
+    rarely: torch.Tensor | None = None,
 ) -> None:
     """Add every live token's attention weight, summed over query tokens and heads, to `scores`.
 
@@ -45,11 +48,13 @@ def attention_mass(
         indptr: in, int32 [bs + 1], where each lane's list begins.
         slots: in, int32 or int64 [>= indptr[-1]], slot of each entry.
         positions: in, int32 [>= indptr[-1]], position of each entry, -1 = the sink.
-        row_ids: in, integer [>= bs], row of each lane, 0 = padding; a row only once.
+        row_ids: in, integer [>= bs], row of `scores` for each lane, 0 = none; a row only once.
         lse: in, float32 [num_queries, q_heads], natural logarithm (FlashInfer's is base 2:
             multiply it by ln 2).
         scores: in/out, float32 [num_rows, width], unit stride in a row.
         scale: factor on q.k, the layer's, times the scale of a quantised key.
+        rarely: in, int32 [>= bs], 1 for lanes that count the weights below an equal share instead
+            of adding weights (Scissorhands); None for no such lane.
     """
     if q.is_cuda:
         from vtoken_sglang.kernels.triton_attention_mass import attention_mass_triton
@@ -57,4 +62,5 @@ def attention_mass(
         form = attention_mass_triton
     else:
         form = attention_mass_ref
-    form(q, k_buffer, qo_indptr, indptr, slots, positions, row_ids, lse, scores, scale=scale)
+    lists = (qo_indptr, indptr, slots, positions, row_ids)
+    form(q, k_buffer, *lists, lse, scores, scale=scale, rarely=rarely)

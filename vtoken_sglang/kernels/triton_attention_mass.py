@@ -29,7 +29,8 @@ def attention_mass_kernel(
     indptr,  # in: int32 [bs + 1]
     slots,  # in: int32 or int64
     positions,  # in: int32, -1 = sink
-    row_ids,  # in: integer [bs], 0 = padding
+    row_ids,  # in: integer [bs], row of `scores`, 0 = padding or not watched
+    rarely,  # in: int32 [bs], 1 = count weights below an equal share (with HAS_RARELY)
     lse,  # in: float32 [num_queries, q_heads], contiguous
     scores,  # in/out: float32 [num_rows, row_stride]
     scale,
@@ -41,6 +42,7 @@ def attention_mass_kernel(
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
+    HAS_RARELY: tl.constexpr,
 ):
     lane = tl.program_id(0)
     row = tl.load(row_ids + lane).to(tl.int64)
@@ -52,6 +54,9 @@ def attention_mass_kernel(
     num_queries = tl.load(qo_indptr + lane + 1) - first
     if num_queries == 0:
         return
+    counts = False
+    if HAS_RARELY:
+        counts = tl.load(rarely + lane) != 0
     dim = tl.arange(0, BLOCK_DIM)
     in_dim = dim < DIM
     for start in range(tl.program_id(1) * BLOCK, length, tl.num_programs(1) * BLOCK):
@@ -73,7 +78,11 @@ def attention_mass_kernel(
                     vector = tl.load(at, mask=in_dim, other=0.0).to(tl.float32)
                     logit = tl.sum(keys * vector[None, :], axis=1) * scale
                     denominator = tl.load(lse + token * (KV_HEADS * GROUP) + head)
-                    mass += tl.where(seen, tl.exp(logit - denominator), 0.0)
+                    weight = tl.exp(logit - denominator)
+                    if HAS_RARELY:
+                        share = 1.0 / (length - num_queries + query + 1)
+                        weight = tl.where(counts, (weight < share).to(tl.float32), weight)
+                    mass += tl.where(seen, weight, 0.0)
         target = scores + row * scores_row_stride + pos
         tl.store(target, tl.load(target, mask=counted, other=0.0) + mass, mask=counted)
 
@@ -107,6 +116,7 @@ def attention_mass_triton(
     scores: torch.Tensor,
     *,
     scale: float,
+    rarely: torch.Tensor | None = None,
 ) -> None:
     """See `attention_mass`."""
     bs = indptr.numel() - 1
@@ -121,6 +131,7 @@ def attention_mass_triton(
         slots,
         positions,
         row_ids,
+        row_ids if rarely is None else rarely,
         lse.contiguous(),
         scores,
         scale,
@@ -128,5 +139,6 @@ def attention_mass_triton(
         q.stride(1),
         scores.stride(0),
         num_warps=num_warps(k_buffer.element_size()),
+        HAS_RARELY=rarely is not None,
         **constants(kv_heads, q.shape[1] // kv_heads, dim),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -162,3 +163,17 @@ def test_lists_longer_than_one_round_of_splits() -> None:
     case = make_case([9000], (2, 1, 128))
     got = case.run(attention_mass_triton, torch.zeros(case.batch.rows.shape))
     torch.testing.assert_close(got.double(), case.expected(), atol=1e-5, rtol=1e-5)
+
+
+def test_lanes_that_count_small_weights() -> None:
+    case = make_case([40, 300, 70], (8, 2, 64), queries=[1, 3, 1], padding=1)
+    rarely = torch.tensor([1, 1, 0, 1], dtype=torch.int32)
+    counted = partial(attention_mass_triton, rarely=rarely)
+    got = case.run(counted, torch.zeros(case.batch.rows.shape))
+    twin = case.run(partial(attention_mass_ref, rarely=rarely), torch.zeros(case.batch.rows.shape))
+    torch.testing.assert_close(got, twin, atol=1e-5, rtol=1e-5)
+    first, second, third = case.batch.row_ids[:3].tolist()
+    assert got[first].frac().abs().max() == 0
+    assert 0 < float(got[first].sum()) < 8 * 40
+    assert 0 < float(got[second].sum()) < 3 * 8 * 300
+    assert float(got[third].sum()) == pytest.approx(8, rel=1e-5)
