@@ -1,6 +1,7 @@
 """The arms of a comparison. An arm is data: a name, what it is, and how its server is started.
 
-To add one, append an entry to `ARMS`; nothing else changes.
+To add one, append an entry to `ARMS`; nothing else changes. Policy, budget and seed are settings
+of the evaluation, the same for every arm that prunes, so that arms make the same kills.
 """
 
 from __future__ import annotations
@@ -8,8 +9,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from .errors import ConfigError
+
+PRUNING_SETTINGS = ("policy", "keep", "sink", "recent", "interval", "seed")
+
+
+class PruningSettings(Protocol):
+    """The settings of an evaluation that `PRUNING_SETTINGS` names."""
+
+    @property
+    def policy(self) -> str: ...
+
+    @property
+    def keep(self) -> float: ...
+
+    @property
+    def seed(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +39,22 @@ class Arm:
         vtoken_args: flags for `vtoken-sglang serve`; None starts SGLang's own launcher instead.
         reference: the arm that ratios of this one are taken against, in the same repeat;
             None for arms that are only ever a reference.
+        prunes: whether it evicts; its server then also gets the evaluation's policy and budget.
+        shared, publish: what a pruned request does with pages of the radix tree, and whether its
+            prompt goes there; both may be set per request, so such arms can use one server.
+        page_size: in place of the evaluation's.
+        same_tokens_as: an arm that makes the same kills and so must generate the same tokens.
     """
 
     name: str
     summary: str
     vtoken_args: tuple[str, ...] | None
     reference: str | None = None
+    prunes: bool = False
+    shared: str = "mask"
+    publish: str = "prompt"
+    page_size: int | None = None
+    same_tokens_as: str | None = None
 
     def launcher(self) -> list[str]:
         """Command words up to and including the launcher; engine flags follow."""
@@ -35,9 +62,38 @@ class Arm:
             return [sys.executable, "-m", "sglang.launch_server"]
         return [sys.executable, "-m", "vtoken_sglang.cli", "serve"]
 
-    def command(self, engine_args: Sequence[str]) -> list[str]:
-        """Full server command. `engine_args` are the same for every arm of a comparison."""
-        return [*self.launcher(), *engine_args, *(self.vtoken_args or ())]
+    def command(
+        self,
+        engine_args: Sequence[str],
+        config: PruningSettings | None = None,
+        shares: bool = False,
+    ) -> list[str]:
+        """Full server command.
+
+        Args:
+            engine_args: the same for every arm of a comparison.
+            config: where the policy and its budget come from, for an arm that prunes.
+            shares: the server is for several arms, which say per request what is theirs.
+        """
+        words = [*self.launcher(), *engine_args, *(self.vtoken_args or ())]
+        if self.prunes and config is not None:
+            for name in PRUNING_SETTINGS:
+                words += [f"--vtoken-{name}", str(getattr(config, name))]
+            if not shares:
+                words += ["--vtoken-shared", self.shared, "--vtoken-publish", self.publish]
+        return words
+
+    def options(self, config: PruningSettings) -> dict[str, Any]:
+        """What every request of this arm asks for (`custom_params["vtoken"]`)."""
+        if not self.prunes:
+            return {}
+        settings = {name: getattr(config, name) for name in PRUNING_SETTINGS}
+        return {**settings, "shared": self.shared, "publish": self.publish}
+
+
+def _pruning(name: str, summary: str, *flags: str, **fields: Any) -> Arm:
+    defaults: dict[str, Any] = {"reference": "naive", "same_tokens_as": "naive"}
+    return Arm(name=name, summary=summary, vtoken_args=flags, prunes=True, **{**defaults, **fields})
 
 
 ARMS: dict[str, Arm] = {
@@ -60,8 +116,60 @@ ARMS: dict[str, Arm] = {
             vtoken_args=("--vtoken-policy", "none"),
             reference="native",
         ),
+        _pruning(
+            "naive",
+            "Tokens are evicted from attention, no page is returned.",
+            "--vtoken-arm", "naive",
+            reference="native", same_tokens_as=None,
+        ),
+        _pruning(
+            "p1",
+            "Eviction at page size 1: every dead private slot is free at once, nothing is moved.",
+            page_size=1, same_tokens_as=None,
+        ),
+        _pruning(
+            "p1-never",
+            "Eviction at page size 1, prompts kept out of the prefix cache: theirs are freed, too.",
+            page_size=1, publish="never", same_tokens_as=None,
+        ),
+        _pruning(
+            "skip",
+            "Reclaim private pages; shared pages are left as they are (the paper's choice).",
+            shared="skip", same_tokens_as=None,
+        ),
+        _pruning(
+            "mask",
+            "Reclaim private pages; dead tokens in shared pages only leave attention.",
+        ),
+        _pruning(
+            "cow",
+            "Reclaim, and copy a request's survivors out of shared pages at its first kill there.",
+            shared="cow",
+        ),
+        _pruning(
+            "auto",
+            "Reclaim, mask shared pages, and copy out of them where the cost rule says it pays.",
+            shared="auto",
+        ),
+        _pruning(
+            "publish-never",
+            "Reclaim with prompts kept out of the prefix cache: all pages are private.",
+            shared="auto", publish="never",
+        ),
+        _pruning(
+            "reclaim-async",
+            "The arm auto under another name, to set beside reclaim-sync.",
+            "--vtoken-copy", "async",
+            shared="auto",
+        ),
+        _pruning(
+            "reclaim-sync",
+            "As reclaim-async (auto), but the scheduler waits for every copy.",
+            "--vtoken-copy", "sync",
+            shared="auto",
+        ),
     )
-}
+}  # fmt: skip
 
 
 def select_arms(names: Sequence[str]) -> tuple[Arm, ...]:

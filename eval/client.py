@@ -11,12 +11,13 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
+from .counters import Look, LookSampler
 from .pool import PoolSample, PoolSampler
 from .workload import Session, Workload
 
@@ -36,6 +37,8 @@ class RequestRecord:
         ttft_s: from sending to the first token; latency_s: to the last.
         gaps_s: time between successive tokens, one fewer than tokens.
         output_ids: generated token ids.
+        output_tokens: how many, where a client does not report their ids; else 0.
+        queue_s: time the server kept it waiting before it first ran.
         retractions: how often the server took the request back out of its batch.
         error: empty, or why the request counts as failed.
     """
@@ -50,17 +53,25 @@ class RequestRecord:
     latency_s: float = 0.0
     gaps_s: tuple[float, ...] = ()
     output_ids: tuple[int, ...] = ()
+    output_tokens: int = 0
+    queue_s: float = 0.0
     retractions: int = 0
     error: str = ""
+
+    @property
+    def tokens(self) -> int:
+        """Generated tokens."""
+        return self.output_tokens or len(self.output_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTrace:
-    """Everything measured in one run: requests in (session, turn) order, and pool samples."""
+    """Everything measured in one run: requests in (session, turn) order, samples over time."""
 
     records: tuple[RequestRecord, ...]
     pool: tuple[PoolSample, ...]
     duration_s: float
+    looks: tuple[Look, ...] = ()
 
 
 def hash_ids(token_ids: Sequence[int]) -> str:
@@ -94,10 +105,23 @@ class StreamTimer:
 
 
 class LoadClient:
-    """Runs workloads against one server."""
+    """Runs workloads against one server.
 
-    def __init__(self, base_url: str, sample_interval: float) -> None:
+    Args:
+        options: this package's options of every request (`custom_params["vtoken"]`); none: the
+            server's own hold.
+        look: whether to sample this package's counters as well, which asks the scheduler.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        sample_interval: float,
+        options: Mapping[str, Any] | None = None,
+        look: bool = False,
+    ) -> None:
         self._base_url, self._sample_interval = base_url, sample_interval
+        self._options, self._look = dict(options or {}), look
 
     def run(self, workload: Workload, on_request: Callable[[], None] = lambda: None) -> RunTrace:
         """Send every request of the workload; `on_request` is called after each.
@@ -114,7 +138,10 @@ class LoadClient:
         ) as http:
             begin = time.perf_counter()
             sampler = PoolSampler(http, begin, self._sample_interval)
-            sampling = asyncio.create_task(sampler.run())
+            looker = LookSampler(http, begin, self._sample_interval)
+            sampling = [asyncio.create_task(sampler.run())]
+            if self._look:
+                sampling.append(asyncio.create_task(looker.run()))
             lanes: list[list[Session]] = [[] for _ in range(workload.lanes)]
             for session in workload.sessions:
                 lanes[session.lane].append(session)
@@ -127,10 +154,16 @@ class LoadClient:
                 )
                 duration = time.perf_counter() - begin
             finally:
-                sampling.cancel()
-                await asyncio.gather(sampling, return_exceptions=True)
+                for task in sampling:
+                    task.cancel()
+                await asyncio.gather(*sampling, return_exceptions=True)
         records = sorted((r for lane in done for r in lane), key=lambda r: (r.session, r.turn))
-        return RunTrace(records=tuple(records), pool=tuple(sampler.samples), duration_s=duration)
+        return RunTrace(
+            records=tuple(records),
+            pool=tuple(sampler.samples),
+            duration_s=duration,
+            looks=tuple(looker.looks),
+        )
 
     async def _lane(
         self,
@@ -140,12 +173,15 @@ class LoadClient:
         sessions: Sequence[Session],
         on_request: Callable[[], None],
     ) -> list[RequestRecord]:
-        await asyncio.sleep(number * LANE_OFFSET_S)
+        if sessions[0].arrival_s is None:
+            await asyncio.sleep(number * LANE_OFFSET_S)
         records: list[RequestRecord] = []
         for session in sessions:
+            if session.arrival_s is not None:
+                await asyncio.sleep(max(0.0, begin + session.arrival_s - time.perf_counter()))
             prompt = list(session.first_prompt)
             for turn in range(session.turns):
-                record = await send(http, begin, session, turn, prompt)
+                record = await send(http, begin, session, turn, prompt, self._options)
                 records.append(record)
                 on_request()
                 if record.error:
@@ -161,14 +197,16 @@ async def send(
     session: Session,
     turn: int,
     prompt: Sequence[int],
+    options: Mapping[str, Any] | None = None,
 ) -> RequestRecord:
     """Stream one greedy answer of exactly the planned length and record its times."""
     out_tokens = session.answer_tokens[turn]
-    body = {
-        "input_ids": list(prompt),
-        "sampling_params": {"max_new_tokens": out_tokens, "temperature": 0, "ignore_eos": True},
-        "stream": True,
-    }
+    sampling: dict[str, Any] = {
+        "max_new_tokens": out_tokens, "temperature": 0, "ignore_eos": True
+    }  # fmt: skip
+    if options:
+        sampling["custom_params"] = {"vtoken": dict(options)}
+    body = {"input_ids": list(prompt), "sampling_params": sampling, "stream": True}
     sent = time.perf_counter()
     timer, error = StreamTimer(sent), ""
     last: dict[str, Any] = {}
@@ -199,6 +237,7 @@ async def send(
         latency_s=timer.latency_s,
         gaps_s=tuple(timer.gaps_s),
         output_ids=output_ids,
+        queue_s=float(meta.get("queue_time") or 0.0),
         retractions=int(meta.get("num_retractions") or 0),
         error=error,
     )

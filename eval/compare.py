@@ -21,15 +21,35 @@ FIGURES: dict[str, tuple[str, str, bool | None]] = {
     "output_tokens_per_s": ("output throughput", "tokens/s", True),
     "ttft.p50": ("time to first token, p50", "s", False),
     "ttft.p95": ("time to first token, p95", "s", False),
+    "goodput": ("goodput: requests within the limits", "requests/s", True),
     "itl.p50": ("inter-token latency, p50", "s", False),
     "itl.p95": ("inter-token latency, p95", "s", False),
     "e2e.p50": ("request latency, p50", "s", False),
     "e2e.p95": ("request latency, p95", "s", False),
     "e2e.p99": ("request latency, p99", "s", False),
+    "tpot.p50": ("time per output token, p50", "s", None),
+    "tpot.p95": ("time per output token, p95", "s", None),
+    "queue.p50": ("time in the queue, p50", "s", None),
+    "queue.p95": ("time in the queue, p95", "s", None),
     "server_cpu_ms_per_token": ("server CPU per output token", "ms", False),
-    "cached_share": ("prompt tokens served from cache", "share", None),
+    "used_tokens_per_request": ("pool tokens held per running request", "tokens", False),
+    "mean_running": ("requests running at once, mean", "", None),
+    "mean_queued": ("requests waiting, mean", "", None),
     "peak_used_tokens": ("pool tokens held by requests, peak", "tokens", None),
+    "private_pages_per_request": ("private pages per pruned request", "pages", None),
+    "utilisation": ("live tokens in private pages", "share", None),
+    "waste_f": ("waste F of private pages", "share", None),
+    "cached_share": ("prompt tokens served from cache", "share", None),
     "retractions": ("retractions", "", None),
+    "killed_tokens": ("tokens evicted", "tokens", None),
+    "freed_pages": ("pages given back early", "pages", None),
+    "copied_bytes": ("K and V copied", "bytes", None),
+    "forks": ("forks of a shared prefix", "", None),
+    "fork_predicted_pages": ("pages saved by forks, predicted", "pages", None),
+    "fork_realised_pages": ("pages saved by forks, realised", "pages", None),
+    "tokens_per_answer": ("tokens per answer", "tokens", None),
+    "recall": ("quality: expected facts in the answers", "share", None),
+    "agreement": ("quality proxy: agreement with the unpruned arm", "share", None),
 }
 RATIO_FIGURES = tuple(path for path, (_, _, better) in FIGURES.items() if better is not None)
 
@@ -94,22 +114,33 @@ def compare_arms(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def check_tokens(runs: Sequence[Run], reference: str) -> list[dict[str, Any]]:
     """Compare generated tokens of every arm with the reference arm's, repeat by repeat.
 
+    An arm that evicts must generate what the arm with the same kills does (`Arm.same_tokens_as`)
+    and is compared with that; where no such arm is declared or present, it is left out.
     A request whose prompt already differs (an earlier answer of its session did) is counted in
     `different` but not in `mismatched`: only equal prompts can show that an arm answers wrongly.
 
     Returns:
-        One entry per arm: `requests` compared, `different` outputs, `mismatched` outputs to equal
-        prompts, `first` mismatch as {repeat, session, turn, index}, and `self_consistent`: whether
-        all repeats of the arm gave the same output hash.
+        One entry per arm: `reference`, `requests` compared, `different` outputs, `mismatched`
+        outputs to equal prompts, `first` mismatch as {repeat, session, turn, index}, and
+        `self_consistent`: whether all repeats of the arm gave the same output hash.
     """
-    theirs = runs_of(runs, reference)
-    return [_check_arm(runs, arm, theirs) for arm in arm_names(runs)]
+    present = arm_names(runs)
+    entries = []
+    for arm in present:
+        known = ARMS.get(arm)
+        other = known.same_tokens_as if known is not None and known.prunes else reference
+        if other is None and any(a.same_tokens_as == arm for a in ARMS.values()):
+            other = arm  # a reference of others: only its own repeats are compared
+        if other in present and any(r["output_ids"] for run in runs for r in run["requests"]):
+            entries.append(_check_arm(runs, arm, str(other)))
+    return entries
 
 
-def _check_arm(runs: Sequence[Run], arm: str, theirs: Mapping[int, Run]) -> dict[str, Any]:
-    ours = runs_of(runs, arm)
+def _check_arm(runs: Sequence[Run], arm: str, reference: str) -> dict[str, Any]:
+    ours, theirs = runs_of(runs, arm), runs_of(runs, reference)
     entry: dict[str, Any] = {
         "arm": arm,
+        "reference": reference,
         "requests": 0,
         "different": 0,
         "mismatched": 0,

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vtoken_sglang.policy.names import policy_targets
+
 from .arms import select_arms
 from .errors import ConfigError
 
@@ -22,17 +24,26 @@ class EvalConfig:
     Fields:
         preset: where the defaults came from ("run", "quick", or a file's name).
         model: folder or name that SGLang loads.
-        dataset: ShareGPT-format file; None looks for the installed package.
+        dataset: file (ShareGPT format, LongBench format, free text or a Mooncake trace, as the
+            workload needs), or "hf:NAME" for a data set of the `datasets` library; None fetches
+            the default conversations where any are needed.
         workload: key of `workload.workload_builders`.
-        arms: names from `arms.ARMS`; the first is the one tokens are compared with.
+        arms: names from `arms.ARMS`; tokens are compared with the first of them, or with the arm
+            that makes the same kills.
+        policy, keep, sink, recent, interval: how pruning arms evict (see `vtoken-sglang serve`).
         repeats: how often every arm is served; arm order rotates between repeats.
         page_size, pool: KV page size and pool in tokens (`--page-size`, `--max-total-tokens`).
         conversations, turns: sessions and user turns of each.
         concurrency: sessions in flight; a session's next turn waits for its answer.
-        system_tokens, user_tokens: length of the shared prefix; longest user turn kept.
+        sharing: sessions that share a prefix; 0: all of them.
+        system_tokens, user_tokens: length of the shared prefix (system prompt, document or policy);
+            longest user turn kept (or length of a tool's result, of a question).
         out_tokens: mean length of the answers; each has its own exact length (see the
             workload), end-of-text ignored.
-        seed: choice and order of conversations.
+        seed: choice and order of conversations, and the pruning arms' own.
+        time_scale, length_scale: factors on times and lengths of a replayed trace.
+        slo_ttft, slo_tpot: seconds that a request may take to its first token, and per further
+            one, to count as good; 0: twice the median of the arm `native` in the same repeat.
         device: "auto", "cpu" or "cuda"; dtype: "auto" is float32 on a CPU, bfloat16 elsewhere.
         server_args: extra engine flags, the same for every arm.
         port: 0 picks a free one.
@@ -61,19 +72,36 @@ class EvalConfig:
     port: int = 0
     startup_timeout: float = 300.0
     sample_interval: float = 0.5
+    policy: str = "random"
+    keep: float = 0.3
+    sink: int = 4
+    recent: int = 32
+    interval: int = 16
+    sharing: int = 0
+    time_scale: float = 1.0
+    length_scale: float = 1.0
+    slo_ttft: float = 0.0
+    slo_tpot: float = 0.0
 
     def __post_init__(self) -> None:
         for name in LIST_FIELDS:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         select_arms(self.arms)
         positive = ("repeats", "page_size", "pool", "conversations", "turns", "concurrency")
-        for name in (*positive, "system_tokens", "user_tokens", "out_tokens"):
+        for name in (*positive, "interval", "system_tokens", "user_tokens", "out_tokens"):
             self._require(name, "must be a whole number of at least 1", _at_least(1))
-        self._require("seed", "must be a whole number of at least 0", _at_least(0))
+        for name in ("seed", "sink", "recent", "sharing"):
+            self._require(name, "must be a whole number of at least 0", _at_least(0))
         self._require("port", "must be 0 (any free one) or 1..65535", _port)
         self._require("device", "must be auto, cpu or cuda", ("auto", "cpu", "cuda").__contains__)
         for name in ("startup_timeout", "sample_interval"):
             self._require(name, "must be a number of seconds above 0", _above_zero)
+        for name in ("slo_ttft", "slo_tpot"):
+            self._require(name, "must be a number of seconds of at least 0", _not_negative)
+        for name in ("time_scale", "length_scale"):
+            self._require(name, "must be a number above 0", _above_zero)
+        self._require("keep", "must be a number above 0 and at most 1", _share)
+        self._require("policy", f"must be among {', '.join(_policies())}", _policies().__contains__)
         if self.pool % self.page_size:
             rule = f"must be a multiple of page_size {self.page_size}"
             raise ConfigError("pool", rule, self.pool)
@@ -103,40 +131,65 @@ def _above_zero(value: object) -> bool:
     return type(value) in (int, float) and float(value) > 0  # type: ignore[arg-type]
 
 
+def _not_negative(value: object) -> bool:
+    return value == 0 or _above_zero(value)
+
+
+def _share(value: object) -> bool:
+    return _above_zero(value) and value <= 1  # type: ignore[operator]
+
+
+def _policies() -> tuple[str, ...]:
+    return tuple(policy_targets())
+
+
 PRESETS: dict[str, dict[str, Any]] = {
     "run": {},
-    # Sized to end inside ten minutes on two cores: nine server starts and nine short runs.
+    # Sized to end inside ten minutes on two cores: six server starts and six short runs. The pool
+    # is too small for every session at once, so that memory given back lets more of them run.
     "quick": {
-        "repeats": 3,
+        "arms": ("native", "naive", "auto"),
+        "repeats": 2,
         "pool": 1280,
-        "conversations": 6,
-        "turns": 3,
-        "concurrency": 3,
+        "conversations": 8,
+        "turns": 2,
+        "concurrency": 8,
+        "sharing": 2,
         "system_tokens": 256,
         "user_tokens": 48,
-        "out_tokens": 16,
+        "out_tokens": 32,
+        "sample_interval": 0.25,
+        "server_args": ("--decode-log-interval", "4"),
     },
 }
 
 
-def read_config_file(path: str) -> dict[str, Any]:
-    """Settings of a TOML file whose keys are the fields of `EvalConfig`.
-
-    A bare name such as "serve" that is no file here means one of the shipped configurations.
+def read_toml(path: str) -> dict[str, Any]:
+    """The tables of a TOML file. A bare name such as "serve" that is no file here means one of the
+    shipped files.
 
     Raises:
-        ConfigError: no such file, not TOML, or an unknown key.
+        ConfigError: no such file, or not TOML.
     """
     file = Path(path)
     shipped = CONFIGS / f"{path}.toml"
     if not file.exists() and file.name == path and shipped.is_file():
         file = shipped
     try:
-        settings = tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError("config", "must name a readable TOML file", path) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError("config", f"must be TOML ({error})", path) from error
+
+
+def read_config_file(path: str) -> dict[str, Any]:
+    """Settings of a TOML file whose keys are the fields of `EvalConfig`.
+
+    Raises:
+        ConfigError: no such file, not TOML, or an unknown key.
+    """
+    settings = read_toml(path)
     known = {field.name for field in dataclasses.fields(EvalConfig)}
     for key in settings:
         if key not in known:

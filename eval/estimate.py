@@ -17,6 +17,7 @@ from .workload import Workload
 STARTUP_S = {"cpu": 32.0, "cuda": 60.0}
 STOP_S = 4.0
 STEP_OVERHEAD_S = 0.02  # scheduler, tokenizer and detokenizer processes, per decode step
+BENCH_CLIENT_S = 25.0  # SGLang's benchmark starts anew for every run
 EFFICIENCY = 0.5  # share of the probe's rate that a whole model reaches
 
 
@@ -92,6 +93,9 @@ def estimate(
         steps = workload.output_tokens() / workload.lanes
         decode_s = steps * (4 * parameters / (bandwidth * EFFICIENCY) + STEP_OVERHEAD_S)
         run_s = prefill_s + decode_s
+    run_s = max(run_s, float(workload.facts.get("arrivals_end_s", 0.0)))
+    if workload.bench is not None:
+        run_s += BENCH_CLIENT_S
     return Estimate(
         start_s=STARTUP_S[device] + STOP_S,
         run_s=run_s,

@@ -1,11 +1,13 @@
-"""`vtoken-sglang eval`: quick, run, report."""
+"""`vtoken-sglang eval`: quick, run, full, report."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shlex
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -14,78 +16,12 @@ from typing import Any
 from vtoken_sglang.errors import VTokenError
 
 from . import provenance
-from .arms import ARMS
-from .config import EvalConfig, make_config, read_config_file
+from .config import EvalConfig
 from .errors import ConfigError
+from .options import config_of, flags_of, parser
 
-DESCRIPTION = "Serve real engines one after the other and measure the same requests on each."
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command-line parser."""
-    top = argparse.ArgumentParser(prog="vtoken-sglang eval", description=DESCRIPTION)
-    commands = top.add_subparsers(dest="command", required=True, metavar="quick|run|report")
-    quick = commands.add_parser("quick", help="small comparison, under ten minutes on two cores")
-    run = commands.add_parser("run", help="comparison by a config file and flags")
-    run.add_argument(
-        "--config", metavar="FILE", help="TOML file or a shipped name (serve); flags win"
-    )
-    for command in (quick, run):
-        _add_run_flags(command)
-    report = commands.add_parser("report", help="render result files as one HTML page")
-    report.add_argument("results", nargs="+", type=Path, metavar="RESULT")
-    report.add_argument("--out", type=Path, metavar="FILE", help="default: beside the first result")
-    return top
-
-
-def _add_run_flags(command: argparse.ArgumentParser) -> None:
-    add = command.add_argument
-    add("--model", help="folder or name that SGLang loads (default: SmolLM2-135M-Instruct)")
-    add("--dataset", help="ShareGPT-format JSON file")
-    add("--arms", type=_names, metavar="A,B", help=f"among {','.join(ARMS)}")
-    for name, text in (
-        ("repeats", "how often every arm is served"),
-        ("page-size", "tokens per KV page"),
-        ("pool", "KV pool in tokens"),
-        ("conversations", "sessions"),
-        ("turns", "user turns per session"),
-        ("concurrency", "sessions in flight"),
-        ("system-tokens", "length of the shared system prompt"),
-        ("user-tokens", "longest user turn kept"),
-        ("out-tokens", "mean length of an answer"),
-        ("seed", "choice and order of conversations"),
-        ("port", "server port, 0 for any free one"),
-    ):
-        add(f"--{name}", type=int, metavar="N", help=text)
-    add("--device", choices=("auto", "cpu", "cuda"), help="default: auto")
-    add("--dtype", help="default: float32 on a CPU, bfloat16 elsewhere")
-    add("--server-args", type=_words, metavar="'WORDS'", help="extra engine flags for every arm")
-    add("--startup-timeout", type=float, metavar="S", help="seconds a server may take to start")
-    add("--out", type=Path, default=Path("reports"), metavar="DIR", help="default: reports")
-    add("--figures", type=Path, metavar="FILE", help="also merge the figures into this JSON file")
-    add("--force", action="store_true", help="let --figures replace a larger measurement")
-    add("--dry-run", action="store_true", help="show what would be done and start nothing")
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(shlex.split(text))
-
-
-def config_of(options: argparse.Namespace) -> EvalConfig:
-    """The configuration that the options ask for.
-
-    Raises:
-        ConfigError: an invalid value, by field, rule and value.
-    """
-    names = EvalConfig.__dataclass_fields__
-    flags = {key: value for key, value in vars(options).items() if key in names}
-    path = getattr(options, "config", None)
-    file_settings = read_config_file(path) if path else {}
-    return make_config(options.command, file_settings, flags)
+__all__ = ["config_of", "main", "parser"]
+SHOWN_VALUE = 200  # characters of a message: a value may be a whole file
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,13 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     options = parser().parse_args(words)
+    # Libraries warn about themselves while they load; nobody here can act on it.
+    warnings.filterwarnings("ignore", category=UserWarning)
     previous = signal.signal(signal.SIGTERM, _interrupt)  # so that servers are ended then too
+    commands = {"report": _report, "full": _full}
     try:
-        if options.command == "report":
-            return _report(options)
-        return _run(options, words)
+        return commands.get(options.command, _run)(options, words)
     except VTokenError as error:
-        print(f"vtoken-sglang eval: {error}", file=sys.stderr)
+        print(f"vtoken-sglang eval: {_shortened(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("vtoken-sglang eval: interrupted; no server is left running", file=sys.stderr)
@@ -116,6 +53,16 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _shortened(error: VTokenError) -> str:
+    """The message, with a long value of a wrong option cut."""
+    if not isinstance(error, ConfigError):
+        return str(error)
+    value = repr(error.value)
+    if len(value) > SHOWN_VALUE:
+        value = f"{value[:SHOWN_VALUE]}... ({len(value)} characters)"
+    return f"{error.field}: {error.rule}, got {value}"
+
+
 def _run(options: argparse.Namespace, words: Sequence[str]) -> int:
     from .estimate import estimate, minutes
     from .progress import Progress
@@ -125,8 +72,7 @@ def _run(options: argparse.Namespace, words: Sequence[str]) -> int:
     from .serve_figures import serve_figures
     from .table import result_table
 
-    config = with_default_model(config_of(options))
-    prepared = prepare(config)
+    prepared = prepare(with_default_model(config_of(options)))
     expected = estimate(
         prepared.config,
         prepared.workload,
@@ -136,7 +82,7 @@ def _run(options: argparse.Namespace, words: Sequence[str]) -> int:
     print(plan_text(prepared), expected.text(), sep="\n", flush=True)
     if options.dry_run:
         return 0
-    folder = new_run_folder(options.out, prepared.config.preset)
+    folder = new_run_folder(options.out or Path("reports"), prepared.config.preset)
     print(f"Results and server logs: {folder}", flush=True)
     progress = Progress(expected.servers, prepared.workload.requests)
     try:
@@ -151,15 +97,20 @@ def _run(options: argparse.Namespace, words: Sequence[str]) -> int:
     if failed:
         print(f"{failed} requests failed; see result.json and the logs", file=sys.stderr)
     if options.figures:
-        _write_figures(options, serve_figures(result))
+        from .figures import write_figures
+
+        write_figures(options.figures, serve_figures(result), options.force)
+        print(f"Figures: {options.figures}")
     return 1 if failed else 0
 
 
-def _write_figures(options: argparse.Namespace, document: dict[str, Any]) -> None:
-    from .figures import write_figures
+def _full(options: argparse.Namespace, words: Sequence[str]) -> int:
+    from .full_command import run_full
 
-    write_figures(options.figures, document, options.force)
-    print(f"Figures: {options.figures}")
+    flags = flags_of(options)
+    flags["model"] = with_default_model(EvalConfig(model=flags["model"] or "")).model  # type: ignore[arg-type]
+    command = "vtoken-sglang eval " + provenance.portable_command(words)
+    return run_full(options, flags, command)
 
 
 def with_default_model(config: EvalConfig) -> EvalConfig:
@@ -168,8 +119,6 @@ def with_default_model(config: EvalConfig) -> EvalConfig:
     Raises:
         ConfigError: the named local folder does not exist.
     """
-    import dataclasses
-
     if not config.model:
         from vtoken_sglang.models import ensure_smollm2
 
@@ -183,31 +132,54 @@ def with_default_model(config: EvalConfig) -> EvalConfig:
 
 def plan_text(prepared: Any) -> str:
     """What is about to be measured, with the command of every arm's server."""
-    from .run import engine_args
+    from .run import arm_command
 
-    config, workload, dataset = prepared.config, prepared.workload, prepared.dataset
-    repaired = (
-        f", cut-off tail of {dataset.dropped_chars} characters" if dataset.dropped_chars else ""
-    )
-    lines = [
-        f"{workload.name}: {workload.requests} requests in {len(workload.sessions)} sessions of "
-        f"{config.turns} turns, {config.concurrency} in flight, {workload.output_tokens()} tokens "
-        f"to generate; shared system prompt {workload.facts['system_prompt_tokens']} tokens",
-        f"data: {dataset.name}, {len(dataset.conversations)} conversations{repaired}",
-        f"pool {config.pool} tokens, page size {config.page_size}, {config.device}, {config.dtype}",
-    ]
+    config = prepared.config
+    lines = [workload_line(prepared), data_line(prepared)]
     for arm in prepared.arms:
-        words = provenance.portable(arm.command(engine_args(config, config.port)))
+        words = provenance.portable(arm_command(config, arm, config.port))
         lines.append(f"arm {arm.name}: {shlex.join(words)}")
     return "\n".join(lines)
 
 
-def _report(options: argparse.Namespace) -> int:
-    from .report import write_report
-    from .results import read_result
+def workload_line(prepared: Any) -> str:
+    """One line on the requests."""
+    config, workload = prepared.config, prepared.workload
+    turns = max(session.turns for session in workload.sessions)
+    facts = "; ".join(f"{key.replace('_', ' ')} {value}" for key, value in workload.facts.items())
+    return (
+        f"{workload.name}: {workload.requests} requests in {len(workload.sessions)} sessions of "
+        f"{turns} turns, {config.concurrency} in flight, {workload.output_tokens()} tokens "
+        f"to generate; {facts}"
+    )
 
-    results = [read_result(path) for path in options.results]
+
+def data_line(prepared: Any) -> str:
+    """One line on where the text comes from, and on the pool."""
+    config, dataset = prepared.config, prepared.dataset
+    kinds = (
+        (len(dataset.conversations), "conversations"),
+        (len(dataset.documents), "documents"),
+        (len(dataset.trace), "requests of a trace"),
+    )
+    held = "".join(f", {count} {kind}" for count, kind in kinds if count)
+    if dataset.dropped_chars:
+        held += f", cut-off tail of {dataset.dropped_chars} characters"
+    return (
+        f"data: {dataset.name}{held}; pool {config.pool} tokens, page size {config.page_size}, "
+        f"{config.device}, {config.dtype}"
+    )
+
+
+def _report(options: argparse.Namespace, _words: Sequence[str]) -> int:
+    from .report import write_pngs, write_report
+    from .report_inputs import read_inputs
+
+    results, figures = read_inputs(options.results)
     first = options.results[0]
     folder = first if first.is_dir() else first.parent
-    print(f"Report: {write_report(results, options.out or folder / 'report.html')}")
+    path = write_report(results, options.out or folder / "report.html", figures)
+    print(f"Report: {path}")
+    if options.png is not None:
+        print(f"PNG files: {write_pngs(results, figures, options.png)} in {options.png}")
     return 0

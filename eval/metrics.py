@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 
 from .client import RequestRecord, RunTrace
+from .pool import PoolSample
 
 PERCENTILES = (50, 95, 99)
 
@@ -50,15 +51,38 @@ def output_hash(records: Sequence[RequestRecord]) -> str:
     return digest.hexdigest()
 
 
+def tpot(record: RequestRecord) -> float:
+    """Time per output token after the first, in seconds; needs two tokens."""
+    return (record.latency_s - record.ttft_s) / (record.tokens - 1)
+
+
+def pool_use(samples: Sequence[PoolSample]) -> dict[str, float]:
+    """What running requests keep from others, over the samples in which any ran; else empty.
+
+    `used_tokens_per_request` holds a request's private pages and its share of the cached ones that
+    requests lock, each locked page counted once.
+    """
+    busy = [sample for sample in samples if sample.running]
+    if not busy:
+        return {}
+    running = sum(sample.running for sample in busy)
+    return {
+        "used_tokens_per_request": sum(sample.used for sample in busy) / running,
+        "mean_running": running / len(busy),
+        "mean_queued": sum(sample.queued for sample in busy) / len(busy),
+    }
+
+
 def summarize(trace: RunTrace, server_cpu_s: float) -> dict[str, Any]:
     """Figures of one run. Times in seconds, rates per second of the run's duration.
 
     Failed requests count in `failed` and nowhere else. `e2e` is the time from sending a request
-    to its last token; `itl` is the time between two tokens; `server_cpu_ms_per_token` is CPU time
+    to its last token; `itl` is the time between two tokens, `tpot` its mean within a request;
+    `queue` is the time the server let a request wait; `server_cpu_ms_per_token` is CPU time
     of all server processes per generated token.
     """
     good = [record for record in trace.records if not record.error]
-    tokens = sum(len(record.output_ids) for record in good)
+    tokens = sum(record.tokens for record in good)
     prompt = sum(record.prompt_tokens for record in good)
     cached = sum(record.cached_tokens for record in good)
     used = [sample.used for sample in trace.pool]
@@ -75,7 +99,11 @@ def summarize(trace: RunTrace, server_cpu_s: float) -> dict[str, Any]:
         "ttft": distribution([record.ttft_s for record in good]),
         "itl": distribution([gap for record in good for gap in record.gaps_s]),
         "e2e": distribution([record.latency_s for record in good]),
+        "tpot": distribution([tpot(record) for record in good if record.tokens > 1]),
+        "queue": distribution([record.queue_s for record in good]),
+        "tokens_per_answer": tokens / len(good) if good else 0.0,
         "retractions": sum(record.retractions for record in good),
+        **pool_use(trace.pool),
         "peak_used_tokens": max(used, default=0.0),
         "mean_used_tokens": float(numpy.mean(used)) if used else 0.0,
         "peak_running": max((sample.running for sample in trace.pool), default=0.0),

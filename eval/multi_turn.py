@@ -1,10 +1,11 @@
-"""Workload `multi_turn`: chat sessions from real text that all share one system prompt.
+"""Workload `multi_turn`: chat sessions from real text that share system prompts.
 
-User turns are the dataset's; answers are what the server generates. The system prompt is made of
-long answers found elsewhere in the same dataset, so it is real text too. Everything follows from
-the seed. Session i runs on lane i modulo `concurrency`, its turns one after the other. Answer
-lengths are drawn between half and one and a half times `out_tokens`, so that lanes do not fall
-into step; they are the same in every arm.
+With `sharing` 0 all sessions have one system prompt; with N, every N sessions in a row have one.
+User turns are the dataset's; answers are what the server generates. A system prompt is made of long
+answers found elsewhere in the same dataset, so it is real text too. Everything follows from the
+seed. Session i runs on lane i modulo `concurrency`, its turns one after the other. Answer lengths
+are drawn between half and one and a half times `out_tokens`, so that lanes do not fall into step;
+they are the same in every arm.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .chat import ChatTokenizer, clip_tokens, first_prompt, next_turn
 from .config import EvalConfig
 from .errors import DatasetError
 from .sharegpt import Conversation, Dataset
-from .workload import Session, Workload
+from .workload import Session, Workload, sharing_degree
 
 SYSTEM_OPENING = "You are a helpful assistant. Use these notes where they help.\n\n"
 
@@ -38,9 +39,15 @@ def build(config: EvalConfig, dataset: Dataset, tokenizer: ChatTokenizer) -> Wor
         )
     chosen = suitable[: config.conversations]
     used = {id(entry) for entry in chosen}
-    system = system_prompt([entry for entry in order if id(entry) not in used], config, tokenizer)
+    rest = [entry for entry in order if id(entry) not in used]
+    degree = sharing_degree(config)
+    groups = -(-config.conversations // degree)
+    # Every group takes its text from other conversations: no two prompts begin alike by chance.
+    systems = [system_prompt(rest[group::groups], config, tokenizer) for group in range(groups)]
+    if groups > 1:
+        systems = [f"Group {group + 1}. {text}" for group, text in enumerate(systems)]
     sessions = tuple(
-        _session(index, entry, system, config, tokenizer, generator)
+        _session(index, entry, systems[index // degree], config, tokenizer, generator)
         for index, entry in enumerate(chosen)
     )
     prompts = [session.prompt_lengths() for session in sessions]
@@ -48,7 +55,8 @@ def build(config: EvalConfig, dataset: Dataset, tokenizer: ChatTokenizer) -> Wor
         name="multi_turn",
         sessions=sessions,
         facts={
-            "system_prompt_tokens": len(tokenizer.encode(system)),
+            "system_prompt_tokens": len(tokenizer.encode(systems[0])),
+            "system_prompts": groups,
             "mean_first_prompt_tokens": round(sum(p[0] for p in prompts) / len(prompts), 1),
             "mean_last_prompt_tokens": round(sum(p[-1] for p in prompts) / len(prompts), 1),
         },

@@ -1,11 +1,12 @@
-"""Plots of a result as inline SVG, sized to stay readable in a phone-wide column."""
+"""Plots of a result, sized to stay readable in a phone-wide column; as inline SVG or PNG."""
 
 from __future__ import annotations
 
+import functools
 import io
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec
 
 import matplotlib
 import numpy
@@ -16,9 +17,15 @@ from matplotlib.ticker import MaxNLocator
 from .compare import RATIO_FIGURES, arm_names, paired_ratios, runs_of
 
 SIZE = (4.9, 3.0)  # inches; about 350 CSS pixels wide at a scale of 1
+PNG_DPI = 160
 # Told apart by people with any colour vision; known arms keep their colour in every report.
-COLOURS = {"stock": "#6b7280", "native": "#0072b2", "hook-only": "#d55e00"}
-SPARE_COLOURS = ("#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#7a3db8", "#b22222")
+COLOURS = {
+    "stock": "#6b7280", "native": "#0072b2", "hook-only": "#d55e00", "naive": "#8a6d00",
+    "p1": "#7a3db8", "p1-never": "#b58ee0", "skip": "#cc79a7", "mask": "#56b4e9",
+    "cow": "#b22222", "auto": "#009e73", "publish-never": "#1b232c", "reclaim-async": "#66c2a5",
+    "reclaim-sync": "#a3b18a",
+}  # fmt: skip
+SPARE_COLOURS = ("#e69f00", "#4c6ef5", "#7f5539", "#2f9e44", "#c2255c", "#495057")
 USED, EVICTABLE, FREE = "#0072b2", "#9ecae8", "#eef1f4"
 STYLE: Any = {  # matplotlib's own key type is a long literal
     "svg.fonttype": "none",
@@ -35,6 +42,7 @@ STYLE: Any = {  # matplotlib's own key type is a long literal
 }
 
 Run = Mapping[str, Any]
+Parameters = ParamSpec("Parameters")
 
 
 def colours(arms: Sequence[str]) -> dict[str, str]:
@@ -43,10 +51,22 @@ def colours(arms: Sequence[str]) -> dict[str, str]:
     return {arm: COLOURS.get(arm) or next(spare) for arm in arms}
 
 
+def styled(plot: Callable[Parameters, Figure]) -> Callable[Parameters, Figure]:
+    """Draw in this module's style."""
+
+    @functools.wraps(plot)
+    def draw(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Figure:
+        with matplotlib.rc_context(STYLE):
+            return plot(*args, **kwargs)
+
+    return draw
+
+
 def to_svg(figure: Figure) -> str:
     """The figure as an `<svg>` element that fills the width of its container."""
     stream = io.StringIO()
-    figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
     text = stream.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -54,98 +74,106 @@ def to_svg(figure: Figure) -> str:
     return re.sub(r' (?:width|height)="[^"]*pt"', "", text, count=2)
 
 
-def _figure(size: tuple[float, float] = SIZE) -> tuple[Figure, Axes]:
+def to_png(figure: Figure) -> bytes:
+    """The figure as a PNG file."""
+    stream = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(stream, format="png", dpi=PNG_DPI, metadata={"Software": None})
+    return stream.getvalue()
+
+
+def new_figure(size: tuple[float, float] = SIZE) -> tuple[Figure, Axes]:
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.add_subplot()
 
 
-def latency_cdf(runs: Sequence[Run], values_of: Any, label: str) -> str:
+@styled
+def latency_cdf(runs: Sequence[Run], values_of: Any, label: str) -> Figure:
     """Cumulative distribution over all repeats, one line per arm.
 
     Args:
         values_of: request (as a dict) -> its samples in seconds.
     """
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _figure()
-        arms = arm_names(runs)
-        for arm, colour in colours(arms).items():
-            samples = numpy.sort(
-                [
-                    1000 * value
-                    for run in runs_of(runs, arm).values()
-                    for request in run["requests"]
-                    if not request["error"]
-                    for value in values_of(request)
-                ]
-            )
-            if len(samples):
-                share = numpy.arange(1, len(samples) + 1) / len(samples)
-                axes.step(samples, share, where="post", label=arm, color=colour, linewidth=1.6)
-        axes.set_xlabel(label)
-        axes.set_ylabel("share of samples")
-        axes.set_ylim(0, 1.01)
-        axes.set_xlim(left=0)
-        if axes.lines:
-            axes.legend(loc="lower right")
-        return to_svg(figure)
-
-
-def per_repeat(runs: Sequence[Run], values_of: Any, label: str) -> str:
-    """One dot per repeat and arm, joined, so that drift of the machine shows."""
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _figure()
-        for arm, colour in colours(arm_names(runs)).items():
-            points = sorted(runs_of(runs, arm).items())
-            axes.plot(
-                [repeat + 1 for repeat, _ in points],
-                [values_of(run) for _, run in points],
-                marker="o", markersize=5, linewidth=1.2, color=colour, label=arm,
-            )  # fmt: skip
-        axes.set_xlabel("repeat")
-        axes.set_ylabel(label)
-        most = max(values_of(run) for run in runs)
-        axes.set_ylim(0, most * 1.08 or 1.0)
-        last = max(int(run["repeat"]) for run in runs) + 1
-        axes.set_xlim(0.6, last + 0.4)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure, axes = new_figure()
+    arms = arm_names(runs)
+    for arm, colour in colours(arms).items():
+        samples = numpy.sort(
+            [
+                1000 * value
+                for run in runs_of(runs, arm).values()
+                for request in run["requests"]
+                if not request["error"]
+                for value in values_of(request)
+            ]
+        )
+        if len(samples):
+            share = numpy.arange(1, len(samples) + 1) / len(samples)
+            axes.step(samples, share, where="post", label=arm, color=colour, linewidth=1.6)
+    axes.set_xlabel(label)
+    axes.set_ylabel("share of samples")
+    axes.set_ylim(0, 1.01)
+    axes.set_xlim(left=0)
+    if axes.lines:
         axes.legend(loc="lower right")
-        return to_svg(figure)
+    return figure
 
 
-def ratio_plot(runs: Sequence[Run], arm: str, reference: str, labels: Mapping[str, str]) -> str:
-    """Every paired ratio of an arm to its reference: dots are repeats, the bar their median."""
-    with matplotlib.rc_context(STYLE):
-        rows = [(path, paired_ratios(runs, arm, reference, path)) for path in RATIO_FIGURES]
-        rows = [(path, values) for path, values in rows if values][::-1]
-        figure, axes = _figure((SIZE[0], 0.9 + 0.3 * len(rows)))
-        colour = colours([arm])[arm]
-        for at, (_, values) in enumerate(rows):
-            axes.plot(values, [at] * len(values), "o", color=colour, alpha=0.55, markersize=5)
-            axes.plot([float(numpy.median(values))], [at], "|", color="black", markersize=13)
-        axes.axvline(1.0, color="#4b5563", linewidth=1)
-        axes.set_yticks(range(len(rows)), [labels[path] for path, _ in rows])
-        axes.set_xlabel(f"{arm} / {reference}")
-        axes.set_ylim(-0.6, len(rows) - 0.4)
-        return to_svg(figure)
-
-
-def pool_plot(run: Run, capacity: float) -> str:
-    """Pool tokens over time: held by requests, only cached, free; running requests on top."""
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _figure()
-        samples = run["pool"]
-        times = [sample["at_s"] for sample in samples]
-        used = [sample["used"] for sample in samples]
-        cached = [sample["evictable"] for sample in samples]
-        axes.stackplot(
-            times, used, cached, step="post", colors=(USED, EVICTABLE),
-            labels=("held by requests", "cached, evictable"),
+@styled
+def per_repeat(runs: Sequence[Run], values_of: Any, label: str) -> Figure:
+    """One dot per repeat and arm, joined, so that drift of the machine shows."""
+    figure, axes = new_figure()
+    for arm, colour in colours(arm_names(runs)).items():
+        points = sorted(runs_of(runs, arm).items())
+        axes.plot(
+            [repeat + 1 for repeat, _ in points],
+            [values_of(run) for _, run in points],
+            marker="o", markersize=5, linewidth=1.2, color=colour, label=arm,
         )  # fmt: skip
-        axes.axhline(capacity, color="#4b5563", linewidth=1)
-        axes.set_ylim(0, capacity * 1.18)
-        axes.set_xlim(0, max(times, default=1.0))
-        axes.set_xlabel("seconds")
-        axes.set_ylabel("tokens")
-        axes.grid(False)
-        axes.legend(loc="upper left", ncols=2, fontsize=8.5, columnspacing=1.0, handlelength=1.2)
-        return to_svg(figure)
+    axes.set_xlabel("repeat")
+    axes.set_ylabel(label)
+    most = max(values_of(run) for run in runs)
+    axes.set_ylim(0, most * 1.08 or 1.0)
+    last = max(int(run["repeat"]) for run in runs) + 1
+    axes.set_xlim(0.6, last + 0.4)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(loc="lower right")
+    return figure
+
+
+@styled
+def ratio_plot(runs: Sequence[Run], arm: str, reference: str, labels: Mapping[str, str]) -> Figure:
+    """Every paired ratio of an arm to its reference: dots are repeats, the bar their median."""
+    rows = [(path, paired_ratios(runs, arm, reference, path)) for path in RATIO_FIGURES]
+    rows = [(path, values) for path, values in rows if values][::-1]
+    figure, axes = new_figure((SIZE[0], 0.9 + 0.3 * len(rows)))
+    colour = colours([arm])[arm]
+    for at, (_, values) in enumerate(rows):
+        axes.plot(values, [at] * len(values), "o", color=colour, alpha=0.55, markersize=5)
+        axes.plot([float(numpy.median(values))], [at], "|", color="black", markersize=13)
+    axes.axvline(1.0, color="#4b5563", linewidth=1)
+    axes.set_yticks(range(len(rows)), [labels[path] for path, _ in rows])
+    axes.set_xlabel(f"{arm} / {reference}")
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    return figure
+
+
+@styled
+def pool_plot(run: Run, capacity: float) -> Figure:
+    """Pool tokens over time: held by requests, only cached, free; running requests on top."""
+    figure, axes = new_figure()
+    samples = run["pool"]
+    times = [sample["at_s"] for sample in samples]
+    used = [sample["used"] for sample in samples]
+    cached = [sample["evictable"] for sample in samples]
+    axes.stackplot(
+        times, used, cached, step="post", colors=(USED, EVICTABLE),
+        labels=("held by requests", "cached, evictable"),
+    )  # fmt: skip
+    axes.axhline(capacity, color="#4b5563", linewidth=1)
+    axes.set_ylim(0, capacity * 1.18)
+    axes.set_xlim(0, max(times, default=1.0))
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("tokens")
+    axes.grid(False)
+    axes.legend(loc="upper left", ncols=2, fontsize=8.5, columnspacing=1.0, handlelength=1.2)
+    return figure

@@ -40,6 +40,13 @@ class Progress:
         if self._bar is not None:
             self._bar.set_description(text)
 
+    def begin(self, text: str) -> None:
+        """What is going on right now, also said where there is no bar, before the first result."""
+        if self._bar is not None:
+            self._bar.set_description(text)
+        else:
+            self.say(text)
+
     def request(self) -> None:
         """One more request has been answered."""
         if self._bar is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import platform
 import shlex
@@ -122,13 +123,31 @@ def portable_command(words: Sequence[str]) -> str:
     return shlex.join(portable(words))
 
 
-def model_facts(model: str) -> dict[str, Any]:
-    """Name of a model and, for a local folder, the size of its weights in bytes."""
+DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+
+
+def kv_bytes_per_token(folder: Path, dtype: str) -> int | None:
+    """K and V of one token in all layers by a model's config.json; None where it is not clear."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        heads = int(config["num_attention_heads"])
+        size = int(config.get("head_dim") or config["hidden_size"] // heads)
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        return 2 * int(config["num_hidden_layers"]) * kv_heads * size * DTYPE_BYTES[dtype]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def model_facts(model: str, dtype: str = "") -> dict[str, Any]:
+    """Name of a model and, for a local folder, its weights and the K and V of a token in bytes."""
     folder = Path(model)
     facts: dict[str, Any] = {"name": folder.name or model}
     if folder.is_dir():
         weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("*.gguf")]
         facts["weight_bytes"] = sum(path.stat().st_size for path in weights)
+        kv_bytes = kv_bytes_per_token(folder, dtype)
+        if kv_bytes is not None:
+            facts["kv_bytes_per_token"] = kv_bytes
     return facts
 
 

@@ -12,27 +12,51 @@ from markupsafe import Markup
 from . import plots
 from .compare import FIGURES
 from .errors import ResultsError
+from .overview import overview_table
 from .provenance import device_label, portable
+from .report_plots import Plot, figures_plots, result_plots
 from .results import write_new
-from .table import number, token_lines, warning_lines
+from .rows import rows_of, study_name
+from .table import memory_lines, number, token_lines, warning_lines
 
 TEMPLATE = "report.html.j2"
-MILLISECOND_UNITS = {"s": ("ms", 1000.0), "share": ("%", 100.0)}
+MILLISECOND_UNITS = {"s": ("ms", 1000.0), "share": ("%", 100.0), "bytes": ("MB", 1e-6)}
 
 
-def write_report(results: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    """Render the results into a new file and return its path.
+def write_report(
+    results: Sequence[Mapping[str, Any]], path: Path, figures: Sequence[Mapping[str, Any]] = ()
+) -> Path:
+    """Render the results, and figures files beside them, into a new file and return its path.
 
     Raises:
-        ResultsError: no result, or the file exists.
+        ResultsError: nothing to show, or the file exists.
     """
-    if not results:
+    if not results and not figures:
         raise ResultsError("report: at least one result is needed")
-    write_new(path, render(results))
+    write_new(path, render(results, figures))
     return path
 
 
-def render(results: Sequence[Mapping[str, Any]]) -> str:
+def write_pngs(
+    results: Sequence[Mapping[str, Any]], figures: Sequence[Mapping[str, Any]], folder: Path
+) -> int:
+    """Write every plot of the report as a PNG file into a folder; returns how many.
+
+    Raises:
+        ResultsError: the folder cannot be made or written.
+    """
+    shown = [plot for result in results for plot in result_plots(result)]
+    shown += [plot for document in figures for plot in figures_plots(document)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for plot in shown:
+            (folder / f"{plot.name}.png").write_bytes(plots.to_png(plot.figure))
+    except OSError as error:
+        raise ResultsError(f"--png {folder}: {error.strerror}") from error
+    return len(shown)
+
+
+def render(results: Sequence[Mapping[str, Any]], figures: Sequence[Mapping[str, Any]] = ()) -> str:
     """The page as text."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
@@ -42,8 +66,11 @@ def render(results: Sequence[Mapping[str, Any]]) -> str:
         lstrip_blocks=True,
     )
     environment.filters["number"] = number
+    studies = [result for result in results if "study" in result]
     return environment.get_template(TEMPLATE).render(
-        sections=[section(result) for result in results]
+        sections=[section(result) for result in results],
+        overview=overview_table(rows_of(studies)) if studies else None,
+        figures=[figures_section(document) for document in figures],
     )
 
 
@@ -51,14 +78,14 @@ def section(result: Mapping[str, Any]) -> dict[str, Any]:
     """What the template shows of one result."""
     runs = result["runs"]
     return {
-        "title": f"{result['model']['name']}, {result['workload']['name']}",
+        "title": f"{result['model']['name']}, {study_name(result)}",
         "facts": headline_facts(result),
         "cards": [card(entry) for entry in result["comparisons"]],
-        "tokens": token_lines(result),
+        "tokens": [*token_lines(result), *memory_lines(result)],
         "arms": result["arms"],
         "summary": summary_table(result),
         "ratios": ratio_table(result),
-        "plots": section_plots(result),
+        "plots": inline(result_plots(result)),
         "runs": [run_row(run) for run in runs],
         "warnings": warning_lines(result),
         "config": table_of(result["config"]),
@@ -117,6 +144,8 @@ def summary_table(result: Mapping[str, Any]) -> dict[str, Any]:
     arms = list(result["summary"])
     rows = []
     for path, (label, _, _) in FIGURES.items():
+        if not any(path in result["summary"][arm] for arm in arms):
+            continue
         unit, factor = shown_unit(path)
         cells = []
         for arm in arms:
@@ -152,33 +181,37 @@ def ratio_table(result: Mapping[str, Any]) -> dict[str, Any]:
     return {"pairs": [f"{entry['arm']} / {entry['reference']}" for entry in pairs], "rows": rows}
 
 
-def section_plots(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Plots with their captions, in reading order."""
-    runs = result["runs"]
-    labels = {path: label for path, (label, _, _) in FIGURES.items()}
-    shown: list[tuple[str, str]] = []
-    for entry in result["comparisons"]:
-        arm, reference = entry["arm"], entry["reference"]
-        caption = f"{arm} / {reference}, paired in each repeat. Dots are repeats, bars medians."
-        shown.append((caption, plots.ratio_plot(runs, arm, reference, labels)))
-    shown.append(
-        (
-            "Output tokens per second in every repeat.",
-            plots.per_repeat(runs, lambda run: run["summary"]["output_tokens_per_s"], "tokens / s"),
+def inline(shown: Sequence[Plot]) -> list[dict[str, Any]]:
+    """Plots as the template takes them."""
+    return [{"caption": plot.caption, "svg": Markup(plots.to_svg(plot.figure))} for plot in shown]
+
+
+def figures_section(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What the template shows of one figures file."""
+    rows = []
+    for name, figure in sorted(document["figures"].items()):
+        spread = figure.get("spread") or {}
+        low, high = spread.get("min"), spread.get("max")
+        known = low is not None and high is not None
+        rows.append(
+            {
+                "name": name,
+                "value": _plain(figure["value"]),
+                "range": f"{_plain(low)}–{_plain(high)}" if known else "",
+                "unit": str(figure.get("unit") or ""),
+            }
         )
-    )
-    for caption, values_of, label in (
-        ("Time to first token.", lambda r: [r["ttft_s"]], "time to first token, ms"),
-        ("Time between tokens.", lambda r: r["gaps_s"], "inter-token latency, ms"),
-        ("Whole request.", lambda r: [r["latency_s"]], "request latency, ms"),
-    ):
-        shown.append((f"{caption} All repeats.", plots.latency_cdf(runs, values_of, label)))
-    for arm in result["summary"]:
-        run = next(run for run in runs if run["arm"] == arm)
-        if run["pool"]:
-            caption = f"KV pool over time: {arm}, repeat {run['repeat'] + 1}. Line: pool size."
-            shown.append((caption, plots.pool_plot(run, result["config"]["pool"])))
-    return [{"caption": caption, "svg": Markup(svg)} for caption, svg in shown]
+    return {
+        "topic": document["topic"],
+        "command": str(document.get("command")),
+        "device": str(document.get("device")),
+        "rows": rows,
+        "plots": inline(figures_plots(document)),
+    }
+
+
+def _plain(value: Any) -> str:
+    return number(float(value)) if isinstance(value, (int, float)) else str(value)
 
 
 def run_row(run: Mapping[str, Any]) -> dict[str, str]:

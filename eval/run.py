@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,17 @@ from vtoken_sglang.patching import stage_pristine_overlay
 
 from . import provenance
 from .arms import Arm, rotated, select_arms
-from .chat import ModelTokenizer
-from .client import LoadClient, RunTrace
-from .compare import check_tokens, compare_arms, summarize_arms
+from .cell import flush_cache, measure, require_answers, warm_up_workload
+from .chat import ChatTokenizer, ModelTokenizer
+from .client import LoadClient
 from .config import EvalConfig
-from .errors import ServerError
-from .metrics import summarize
+from .document import outline, with_runs
 from .progress import Progress
 from .results import write_result
-from .server import HOST, SETTLE_S, ServerProcess, free_port
-from .sharegpt import Dataset, find_dataset, load_dataset
-from .workload import Session, Workload, build_workload
-
-WARM_UP_TOKENS = 8
-FLUSH_TIMEOUT_S = 30.0
+from .server import HOST, ServerProcess, free_port
+from .sharegpt import Dataset
+from .sources import load_source
+from .workload import Workload, build_workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +37,7 @@ class Prepared:
     dataset: Dataset
     workload: Workload
     model: Mapping[str, Any]
+    tokenizer: ChatTokenizer
 
 
 def prepare(config: EvalConfig) -> Prepared:
@@ -55,14 +52,15 @@ def prepare(config: EvalConfig) -> Prepared:
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
     config = replace(config, device=device, dtype=dtype)
-    dataset = load_dataset(find_dataset(config.dataset))
-    workload = build_workload(config, dataset, ModelTokenizer(config.model))
+    dataset = load_source(config)
+    tokenizer = ModelTokenizer(config.model)
     return Prepared(
         config=config,
         arms=select_arms(config.arms),
         dataset=dataset,
-        workload=workload,
-        model=provenance.model_facts(config.model),
+        workload=build_workload(config, dataset, tokenizer),
+        model=provenance.model_facts(config.model, dtype),
+        tokenizer=tokenizer,
     )
 
 
@@ -75,6 +73,12 @@ def engine_args(config: EvalConfig, port: int) -> list[str]:
     if config.device == "cpu":
         words.append("--sleep-on-idle")
     return [*words, *config.server_args]
+
+
+def arm_command(config: EvalConfig, arm: Arm, port: int) -> list[str]:
+    """The command of a server that serves this arm alone."""
+    own = replace(config, page_size=arm.page_size or config.page_size)
+    return arm.command(engine_args(own, port), own)
 
 
 def server_environment(config: EvalConfig) -> dict[str, str]:
@@ -96,31 +100,10 @@ def stock_environment() -> dict[str, str]:
     return {"PYTHONPATH": path, "SGLANG_PLUGINS": "vtoken_cpu", **bytecode}
 
 
-def warm_up_workload(workload: Workload) -> Workload:
-    """One short session of two turns whose ids occur in no measured prompt's beginning."""
-    first = tuple(reversed(workload.sessions[0].first_prompt))
-    session = Session(
-        session=0,
-        lane=0,
-        first_prompt=first,
-        later_turns=(first[:16],),
-        answer_tokens=(WARM_UP_TOKENS, WARM_UP_TOKENS),
-    )
-    return Workload(name="warm-up", sessions=(session,))
-
-
-def flush_cache(base_url: str) -> None:
-    """Empty the server's prefix cache, so that warm-up leaves nothing to hit.
-
-    Raises:
-        ServerError: the server refused.
-    """
-    request = urllib.request.Request(f"{base_url}/flush_cache", method="POST")
-    try:
-        with urllib.request.urlopen(request, timeout=FLUSH_TIMEOUT_S) as answer:
-            answer.read()
-    except OSError as error:
-        raise ServerError(f"the server did not flush its cache: {error}") from error
+def arm_environment(config: EvalConfig, arm: Arm) -> dict[str, str]:
+    """Environment of this arm's server."""
+    environment = server_environment(config)
+    return environment | stock_environment() if arm.vtoken_args is None else environment
 
 
 def run_once(prepared: Prepared, arm: Arm, repeat: int, folder: Path, progress: Progress) -> Any:
@@ -133,46 +116,41 @@ def run_once(prepared: Prepared, arm: Arm, repeat: int, folder: Path, progress: 
     port = config.port or free_port()
     load_before = os.getloadavg()[0]
     label = f"repeat {repeat + 1} {arm.name}"
-    command = arm.command(engine_args(config, port))
-    environment = server_environment(config)
-    if arm.vtoken_args is None:
-        environment |= stock_environment()
+    command = arm_command(config, arm, port)
     server = ServerProcess(
         command,
         port,
         folder / f"server-{repeat + 1}-{arm.name}.log",
-        environment,
+        arm_environment(config, arm),
         config.startup_timeout,
     )
-    progress.stage(f"{label}: starting")
+    progress.begin(f"{label}: starting the server")
     with server:
         progress.stage(f"{label}: warming up")
         client = LoadClient(server.base_url, config.sample_interval)
-        _check(server, client.run(warm_up_workload(workload)))
+        require_answers(server, client.run(warm_up_workload(workload)))
         flush_cache(server.base_url)
-        progress.stage(label)
-        cpu_before = server.cpu_seconds()
-        trace = client.run(workload, progress.request)
-        cpu_s = server.cpu_seconds() - cpu_before
-        failed = any(record.error for record in trace.records)
-        server.require_alive("while it was measured", SETTLE_S if failed else 0.0)
+        progress.begin(f"{label}: sending {workload.requests} requests")
+        found = measure(
+            server,
+            workload,
+            arm,
+            config,
+            prepared.tokenizer,
+            options={},
+            look=any(other.prunes for other in prepared.arms),
+            kv_bytes=int(prepared.model.get("kv_bytes_per_token", 0)),
+            folder=folder,
+            on_request=progress.request,
+        )
     return {
         "arm": arm.name,
         "repeat": repeat,
         "command": provenance.portable_command(command),
         "startup_s": server.startup_s,
         "load_average_before": load_before,
-        "summary": summarize(trace, cpu_s),
-        "requests": [asdict(record) for record in trace.records],
-        "pool": [asdict(sample) for sample in trace.pool],
+        **found,
     }
-
-
-def _check(server: ServerProcess, trace: RunTrace) -> None:
-    for record in trace.records:
-        if record.error:
-            server.require_alive("during warm-up", SETTLE_S)
-            raise server.error(f"warm-up request failed: {record.error}")
 
 
 def evaluate(prepared: Prepared, folder: Path, command: str, progress: Progress) -> dict[str, Any]:
@@ -210,41 +188,16 @@ def describe(
     runs: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """The result document of the given runs: provenance, summaries, comparisons, raw runs."""
-    dataset, workload = prepared.dataset, prepared.workload
-    return {
-        **origin,
-        "started": started.isoformat(timespec="seconds"),
-        "duration_s": (datetime.now(UTC) - started).total_seconds(),
-        "runs_planned": prepared.config.repeats * len(prepared.arms),
-        "config": prepared.config.to_dict(),
-        "model": dict(prepared.model),
-        "dataset": {
-            "name": dataset.name,
-            "size_bytes": dataset.size_bytes,
-            "sha256": dataset.sha256,
-            "conversations": len(dataset.conversations),
-            "unusable_records": dataset.unusable,
-            "dropped_chars": dataset.dropped_chars,
-        },
-        "workload": {
-            "name": workload.name,
-            "fingerprint": workload.fingerprint(),
-            "requests": workload.requests,
-            "longest_session_tokens": workload.longest(),
-            **workload.facts,
-        },
-        "arms": [
-            {"name": arm.name, "summary": arm.summary, "reference": arm.reference}
-            for arm in prepared.arms
-        ],
-        "summary": summarize_arms(runs),
-        "comparisons": compare_arms(runs),
-        "tokens": {
-            "reference": prepared.arms[0].name,
-            "arms": check_tokens(runs, prepared.arms[0].name),
-        },
-        "runs": list(runs),
-    }
+    when = {**origin, "started": started.isoformat(timespec="seconds")}
+    outlined = outline(
+        prepared.config,
+        prepared.arms,
+        prepared.dataset,
+        prepared.workload,
+        prepared.model,
+        when,
+    )
+    return with_runs(outlined, runs, (datetime.now(UTC) - started).total_seconds())
 
 
 def _run_line(run: Mapping[str, Any]) -> str:

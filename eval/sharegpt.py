@@ -40,6 +40,7 @@ class Dataset:
 
     Fields:
         conversations: usable records, in file order.
+        documents, trace: long texts, requests of a trace; empty unless it is such a file.
         unusable: records without the expected fields or without any user turn.
         dropped_chars: characters after the last complete record (0: the file is whole).
         name, size_bytes, sha256: identity of the file.
@@ -51,6 +52,8 @@ class Dataset:
     name: str
     size_bytes: int
     sha256: str
+    documents: tuple[Any, ...] = ()
+    trace: tuple[Any, ...] = ()
 
 
 def decode_records(text: str) -> tuple[list[Any], int]:

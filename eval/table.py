@@ -8,17 +8,23 @@ from typing import Any
 from .compare import FIGURES
 
 COLUMNS = (
-    ("request_throughput", "req/s", 1.0),
     ("output_tokens_per_s", "tok/s", 1.0),
     ("ttft.p50", "TTFT p50 ms", 1000.0),
     ("ttft.p95", "TTFT p95 ms", 1000.0),
     ("itl.p50", "ITL p50 ms", 1000.0),
-    ("itl.p95", "ITL p95 ms", 1000.0),
     ("e2e.p95", "e2e p95 s", 1.0),
     ("cached_share", "cached %", 100.0),
     ("server_cpu_ms_per_token", "CPU ms/tok", 1.0),
+    ("used_tokens_per_request", "held tok/req", 1.0),
+    ("mean_running", "running", 1.0),
+    ("freed_pages", "pages freed", 1.0),
+    ("recall", "recall %", 100.0),
+    ("agreement", "agree %", 100.0),
 )
-RATIO_COLUMNS = ("request_throughput", "ttft.p95", "itl.p50", "e2e.p95", "server_cpu_ms_per_token")
+RATIO_COLUMNS = (
+    "request_throughput", "ttft.p95", "e2e.p95", "server_cpu_ms_per_token",
+    "used_tokens_per_request",
+)  # fmt: skip
 
 
 def number(value: float) -> str:
@@ -43,9 +49,11 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 def result_table(result: Mapping[str, Any]) -> str:
     """Medians per arm, paired ratios with their range, and token identity."""
     repeats = result["config"]["repeats"]
-    rows = [["arm", *(label for _, label, _ in COLUMNS)]]
+    arms = result["summary"].values()
+    columns = [column for column in COLUMNS if any(column[0] in figures for figures in arms)]
+    rows = [["arm", *(label for _, label, _ in columns)]]
     for arm, figures in result["summary"].items():
-        rows.append([arm, *(_median(figures.get(path), by) for path, _, by in COLUMNS)])
+        rows.append([arm, *(_median(figures.get(path), by) for path, _, by in columns)])
     parts = ["one repeat" if repeats == 1 else f"median of {repeats} repeats", aligned(rows)]
     if result["comparisons"]:
         rows = [["ratio, median [min, max]", *(FIGURES[path][0] for path in RATIO_COLUMNS)]]
@@ -54,7 +62,26 @@ def result_table(result: Mapping[str, Any]) -> str:
             rows.append([f"{entry['arm']} / {entry['reference']}", *cells])
         parts += ["", aligned(rows)]
     warnings = [f"WARNING: {line}" for line in warning_lines(result)]
-    return "\n".join([*parts, "", *token_lines(result), *warnings])
+    return "\n".join([*parts, "", *token_lines(result), *memory_lines(result), *warnings])
+
+
+def memory_lines(result: Mapping[str, Any]) -> list[str]:
+    """One sentence per arm that gives memory back on how much, against the arm that does not."""
+    lines = []
+    held = {
+        arm: figures["used_tokens_per_request"]["median"]
+        for arm, figures in result["summary"].items()
+        if "used_tokens_per_request" in figures
+    }
+    for arm, tokens in held.items():
+        freed = result["summary"][arm].get("freed_pages", {"median": 0})["median"]
+        if arm != "naive" and freed and held.get("naive"):
+            change = 100 * (tokens / held["naive"] - 1)
+            lines.append(
+                f"memory: {arm} gave {freed:.0f} pages back while requests ran; a running request "
+                f"holds {tokens:.0f} tokens of the pool, {change:+.0f} % of naive's."
+            )
+    return lines
 
 
 def _median(figure: Mapping[str, float] | None, factor: float) -> str:
@@ -96,10 +123,10 @@ def busiest_load(runs: Sequence[Mapping[str, Any]]) -> float:
 
 def token_lines(result: Mapping[str, Any]) -> list[str]:
     """One sentence per arm on whether it generated the reference's tokens."""
-    reference = result["tokens"]["reference"]
     lines = []
     for entry in result["tokens"]["arms"]:
         arm, total = entry["arm"], entry["requests"]
+        reference = entry.get("reference", result["tokens"]["reference"])
         repeats = "" if entry["self_consistent"] else " Its own repeats differ from each other."
         if arm == reference:
             if repeats:

@@ -22,6 +22,9 @@ class Session:
         first_prompt: token ids of the opening prompt.
         later_turns: per further turn, the token ids appended after the previous answer.
         answer_tokens: exact length of every answer, one per turn.
+        arrival_s: when its first turn is sent, in seconds after the run began, whatever the other
+            sessions do (open loop); None: after the lane's previous session (closed loop).
+        expected: per turn, texts of which the answer should contain one; empty: not scored.
     """
 
     session: int
@@ -29,11 +32,15 @@ class Session:
     first_prompt: tuple[int, ...]
     later_turns: tuple[tuple[int, ...], ...]
     answer_tokens: tuple[int, ...]
+    arrival_s: float | None = None
+    expected: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.answer_tokens) != self.turns:
             rule = f"must have one length per turn ({self.turns})"
             raise ConfigError("answer_tokens", rule, len(self.answer_tokens))
+        if self.expected and len(self.expected) != self.turns:
+            raise ConfigError("expected", f"must have one entry per turn ({self.turns})", "less")
 
     @property
     def turns(self) -> int:
@@ -52,12 +59,32 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BenchPlan:
+    """What SGLang's serving benchmark is asked to send. Lengths in tokens."""
+
+    groups: int
+    prompts_per_group: int
+    prefix_tokens: int
+    question_tokens: int
+    answer_tokens: int
+    concurrency: int
+    seed: int
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Sessions and the facts about them that the report shows."""
+    """Sessions and the facts about them that the report shows.
+
+    Fields:
+        bench: SGLang's benchmark is the client; sessions then only stand for its requests. None:
+            this package's client sends the sessions.
+    """
 
     name: str
     sessions: tuple[Session, ...]
     facts: dict[str, int | float | str] = field(default_factory=dict)
+    bench: BenchPlan | None = None
 
     @property
     def requests(self) -> int:
@@ -89,6 +116,10 @@ class Workload:
         for session in self.sessions:
             parts = (session.lane, session.first_prompt, session.later_turns, session.answer_tokens)
             digest.update(repr(parts).encode())
+            if session.arrival_s is not None:
+                digest.update(repr(session.arrival_s).encode())
+            if session.expected:
+                digest.update(repr(session.expected).encode())
         return digest.hexdigest()
 
 
@@ -97,9 +128,28 @@ WorkloadBuilder = Callable[[EvalConfig, Dataset, ChatTokenizer], Workload]
 
 def workload_builders() -> dict[str, WorkloadBuilder]:
     """The workloads by name. A new one is a file of its own and a line here."""
-    from . import multi_turn
+    from . import (
+        agent,
+        document_questions,
+        generated_shared_prefix,
+        mooncake,
+        multi_turn,
+        reasoning,
+    )
 
-    return {"multi_turn": multi_turn.build}
+    return {
+        "multi_turn": multi_turn.build,
+        "document_questions": document_questions.build,
+        "agent": agent.build,
+        "mooncake": mooncake.build,
+        "generated_shared_prefix": generated_shared_prefix.build,
+        "reasoning": reasoning.build,
+    }
+
+
+def sharing_degree(config: EvalConfig) -> int:
+    """How many sessions in a row share a prefix."""
+    return config.sharing or config.conversations
 
 
 def build_workload(config: EvalConfig, dataset: Dataset, tokenizer: ChatTokenizer) -> Workload:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from vtoken_sglang_eval import arms, run, server
+from vtoken_sglang_eval import arms, cell, run, server
 from vtoken_sglang_eval.figures import read_figures
 from vtoken_sglang_eval.main import main
 from vtoken_sglang_eval.results import read_result
@@ -64,7 +64,9 @@ def test_a_whole_evaluation(
     assert {entry["summary"]["requests"] for entry in result["runs"]} == {6}
     assert all(not entry["different"] for entry in result["tokens"]["arms"])
     assert {path.name for path in folder.glob("server-*.log")} == {
-        f"server-{repeat}-{arm}.log" for repeat in (1, 2) for arm in arms.ARMS
+        f"server-{repeat}-{arm}.log"
+        for repeat in (1, 2)
+        for arm in ("stock", "native", "hook-only")
     }
     assert (folder / "report.html").read_text().count("<svg") == 9
     document = read_figures(figures)
@@ -93,8 +95,8 @@ def test_failed_requests_give_status_1_and_no_figures(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run, "_check", lambda _server, _trace: None)  # let warm-up fail too
-    monkeypatch.setattr(run, "SETTLE_S", 0.1)
+    monkeypatch.setattr(run, "require_answers", lambda _server, _trace: None)  # let warm-up fail too
+    monkeypatch.setattr(cell, "SETTLE_S", 0.1)
     figures = tmp_path / "serve.json"
     extra = ["--repeats", "1", "--server-args", "--fail short"]
     assert main([*words, *extra, "--arms", "stock"]) == 1
