@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,7 @@ from tests.served.sharing import (
     state_of,
     storm,
 )
+from tests.served.test_soak import gauge
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -48,15 +50,18 @@ class SharingRun:
     Fields:
         rounds: by strategy. storm: the unpruned probe, alone, after the storm.
         idle: counters when all was over. flushed: the probe after the last flush.
+        metrics: Prometheus text at the end. storm_forks: forks of the storm.
     """
 
     page_size: int
     rounds: dict[str, Round]
     storm: Answer
-    idle: dict[str, object]
+    idle: dict[str, Any]
     flushed: Answer
     trace: Trace
     log: str
+    metrics: str
+    storm_forks: int
 
 
 def flags(model_path: Path, page_size: int) -> list[str]:
@@ -70,36 +75,47 @@ def prompts(reference: Reference) -> SharingPrompts:
     return sharing_prompts(reference.tokenizer.encode(TEXT, add_special_tokens=False))
 
 
-# `skip` once: what it leaves alone does not depend on the page size.
-RUNS = [(16, ("skip", *SAME_KILLS)), (1, SAME_KILLS)]
+# `skip` once: what it leaves alone does not depend on the page size. Both of SGLang's tree cores.
+PYTHON_CORE = {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}
+RUNS = [(16, ("skip", *SAME_KILLS), {}), (1, SAME_KILLS, PYTHON_CORE)]
 
 
-@pytest.fixture(scope="module", params=RUNS, ids=["P16", "P1"])
+@pytest.fixture(scope="module", params=RUNS, ids=["P16", "P1-python-core"])
 def run(
     request: pytest.FixtureRequest,
     model_path: Path,
     prompts: SharingPrompts,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> SharingRun:
-    page_size, strategies = request.param
+    page_size, strategies, core = request.param
     folder = tmp_path_factory.mktemp("sharing")
     log, trace = folder / "server.log", folder / "trace.jsonl"
     options = ["--vtoken-policy", "streaming_llm", "--vtoken-keep", "1.0", "--vtoken-check"]
-    options += ["--vtoken-trace", str(trace)]
+    options += ["--vtoken-trace", str(trace), "--enable-metrics"]
     with ServerProcess(
         [*flags(model_path, page_size), *options],
         log=log,
         entry=PRODUCT,
-        environment=STRICT_CHECKS,
+        environment=STRICT_CHECKS | core,
     ) as server:
         rounds = {name: run_round(server, prompts, name) for name in strategies}
+        calm = state_of(server)["forks"]["committed"]
         storm(server, prompts)
         after_storm = probe(server, prompts)
         idle = state_of(server)
         flush(server)
         flushed = probe(server, prompts)
+        metrics = server.get("/metrics").text
     return SharingRun(
-        page_size, rounds, after_storm, idle, flushed, read_trace(trace), log.read_text("utf-8")
+        page_size=page_size,
+        rounds=rounds,
+        storm=after_storm,
+        idle=idle,
+        flushed=flushed,
+        trace=read_trace(trace),
+        log=log.read_text("utf-8"),
+        metrics=metrics,
+        storm_forks=idle["forks"]["committed"] - calm,
     )
 
 
@@ -171,6 +187,20 @@ def test_forks_happened_and_were_predicted(run: SharingRun) -> None:
         assert record["realised_pages"] == record["predicted_pages"]
 
 
+def test_the_tree_had_to_evict_and_the_storm_forked(run: SharingRun) -> None:
+    assert gauge(run.metrics, "sglang:evicted_tokens_total") > 0
+    assert run.storm_forks > 0
+
+
+def test_lone_requests_hit_the_prefix(run: SharingRun) -> None:
+    """Of these one has a hit longer than its budget, two are prefilled in chunks behind it."""
+    hit = PREFIX // run.page_size * run.page_size
+    for strategy in SAME_KILLS:
+        cached = {name: answer.cached for name, answer in run.rounds[strategy].lone.items()}
+        assert cached.pop("chunked, private") > hit, "its prompt was published by the one before"
+        assert cached == dict.fromkeys(LONE[:3], hit), strategy
+
+
 def test_an_unpruned_request_never_notices(run: SharingRun, unpruned: dict[str, Answer]) -> None:
     rounds = list(run.rounds.values())
     known = [*unpruned.values(), *rounds[0].before]  # nothing had been pruned then
@@ -202,9 +232,13 @@ def test_several_answers_fork_the_same_prompt(run: SharingRun) -> None:
         first, *others = run.rounds[strategy].several
         assert len(others) == 2
         assert not any(difference(first, other, BATCHED_TOLERANCE) for other in others)
+    # SGLang names the samples of one request itself; everyone else's name says the strategy.
+    records = run.rounds["cow"].forks
+    samples = [record for record in records if not record["rid"].startswith("cow ")]
+    assert len({record["rid"] for record in samples}) == 3
 
 
 def test_nothing_is_left_when_idle_and_no_checker_complained(run: SharingRun) -> None:
-    for gauge in ("pruned_rows", "held_pages", "retained_pages", "live_private_tokens"):
-        assert run.idle[gauge] == 0
+    for name in ("pruned_rows", "held_pages", "retained_pages", "live_private_tokens"):
+        assert run.idle[name] == 0
     assert complaints(run.log) == []

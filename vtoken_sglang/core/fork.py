@@ -10,7 +10,7 @@ of them prunes:
              = 1 / h(i)  if pressure and all(i)
              = 0         otherwise
     gain(b)  = sum_{i >= b} share(i) - cost(b)
-    b*       = the largest b that maximises gain(b)
+    b*       = the largest b, of those where a fork may start, that maximises gain(b)
 
     fork at b*  iff  gain(b*) >= 1
                 and  cost(b*) <= free pages - reserve
@@ -21,6 +21,10 @@ page that is released only when the last of them has forked: if all prune and ea
 part pays, all fork, and the sum of their gains is what the pool gets. Without pressure a hot prefix
 stays shared. The last condition weighs token-steps of memory saved against tokens copied, so that a
 request about to finish is left alone. (The paper skips shared pages: b* = p always.)
+
+The engine lets a fork start where a node of its tree ends. Starting inside a node would split it,
+and SGLang dates the split-off part now, so that a prefix nobody uses would outlive a hot one. That
+costs no memory: h is the same all over a node, and a page adds at most itself to the cost.
 """
 
 from dataclasses import dataclass
@@ -42,6 +46,7 @@ class ForkCase:
         reserve_pages: of those, pages that a fork must leave alone.
         pressure: the pool is short of pages.
         remaining: tokens the request may still generate; its expected remaining life in steps.
+        starts: int64, ascending pages at which a fork may start; None: at any.
     """
 
     live: NDArray[np.int64]
@@ -52,6 +57,7 @@ class ForkCase:
     reserve_pages: int
     pressure: bool
     remaining: int
+    starts: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +89,9 @@ def decide_fork(case: ForkCase) -> ForkDecision:
     pages = len(case.live)
     moved, cost, released = fork_curves(case)
     gain = released - cost
+    starts = np.arange(pages + 1) if case.starts is None else np.append(case.starts, pages)
     # Of equal gains the largest b: same memory, fewer tokens copied.
-    best = pages - int(np.argmax(gain[::-1]))
+    best = int(starts[::-1][np.argmax(gain[starts][::-1])])
     decision = ForkDecision(
         first_page=best,
         cost_pages=int(cost[best]),

@@ -8,7 +8,7 @@ before its first kill.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from vtoken_sglang.core.fork import ForkCase, ForkDecision, decide_fork
 from vtoken_sglang.core.ids import Row
 from vtoken_sglang.core.reclaimer import Reclaimer
+from vtoken_sglang.errors import InvariantError
 
 LOGGED_FORKS = 256
 
@@ -29,13 +30,14 @@ class ForkRecord:
     """One fork that was started, for the log.
 
     Fields:
-        rid: the request. tokens: live tokens copied.
+        rid: the request. reason: what decided. tokens: live tokens copied.
         predicted_pages: pages saved by the rule's count.
         realised_pages: pages that became evictable when the lock moved, less pages taken; None
             until then, and for a fork that was given up.
     """
 
     rid: str
+    reason: str
     tokens: int
     predicted_pages: float
     taken_pages: int
@@ -55,6 +57,7 @@ class PrefixForks:
         self._started: dict[int, ForkRecord] = {}
         self.records: deque[ForkRecord] = deque(maxlen=LOGGED_FORKS)
         self.committed = 0
+        self.decisions: Counter[str] = Counter()
 
     def adopt(self, request: Any) -> None:
         """Keep the row's tree pages; call before its first kill."""
@@ -100,8 +103,10 @@ class PrefixForks:
             reserve_pages=len(self._scheduler.running_batch.reqs),
             pressure=pressure,
             remaining=_remaining(request),
+            starts=self._node_starts(request, len(pages)),
         )
         decision = decide_fork(case) if strategy == "auto" else _fork_all(case)
+        self.decisions[f"{strategy}: {decision.reason}"] += 1
         if decision.first_page < len(pages):
             self._start(request, row, decision)
 
@@ -111,6 +116,7 @@ class PrefixForks:
             return
         record = ForkRecord(
             rid=request.rid,
+            reason=decision.reason,
             tokens=len(plan.positions),
             predicted_pages=decision.gain_pages,
             taken_pages=len(plan.dst_pages),
@@ -147,30 +153,34 @@ class PrefixForks:
         self.committed += 1
 
     def describe(self) -> dict[str, Any]:
-        """Counters for `/server_info`; the log holds the last forks."""
-        return {"committed": self.committed, "log": [asdict(record) for record in self.records]}
+        """Counters for `/server_info`: forks that were flipped, every decision by strategy and
+        reason, and the last forks with predicted and realised pages."""
+        return {
+            "committed": self.committed,
+            "decisions": dict(self.decisions),
+            "log": [asdict(record) for record in self.records],
+        }
+
+    def _path(self, request: Any) -> Any:
+        """Nodes of the request's locked path, root first."""
+        (path,) = self._scheduler.tree_cache.tree_core.collect_path_info([request.lock.node])
+        return path
+
+    def _node_starts(self, request: Any, pages: int) -> NDArray[np.int64]:
+        """Pages below `pages` at which a node of the locked path starts, ascending; 0 is one."""
+        ends = [node.path_end // self._page_size for node in self._path(request)]
+        return np.array(sorted({0, *(end for end in ends if end < pages)}), np.int64)
 
     def _node_at(self, request: Any, length: int) -> Any:
         """The tree node that ends at `length` of the request's locked path.
 
-        Where none does, a match splits one, which makes the path the most recently used as any
-        match does; where one does, the order of eviction stays untouched. Raises AssertionError
-        if the path is gone, which the lock rules out.
+        There is one: the fork was started at a node's end, and a locked node may be split further
+        but never goes. Finding it by a match would make the path the most recently used.
         """
-        tree = self._scheduler.tree_cache
-        (path,) = tree.tree_core.collect_path_info([request.lock.node])
-        for node in path:
+        for node in self._path(request):
             if node.path_end == length:
                 return node.node_id
-        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
-        from sglang.srt.mem_cache.common import _req_radix_key
-
-        tokens = (request.origin_input_ids + request.output_ids)[:length]
-        match = tree.match_prefix(
-            MatchPrefixParams(key=_req_radix_key(tree, request, tokens), req=request)
-        )
-        assert match.device_prefix_len == length, (match.device_prefix_len, length)
-        return match.last_device_node
+        raise InvariantError(f"request {request.rid}: no node of its prefix ends at {length}")
 
     def holders(self, requests: Iterable[Any], pruning_rows: set[int]) -> PageHolders:
         """Count who holds each tree page now."""
@@ -232,7 +242,7 @@ def _fork_all(case: ForkCase) -> ForkDecision:
         cost_pages=cost,
         released_pages=float((case.holders == 1).sum()),
         moved_tokens=moved,
-        reason="cow",
+        reason="pays" if dead and fits else "no headroom" if dead else "nothing dead",
     )
 
 
