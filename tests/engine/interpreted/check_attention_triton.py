@@ -20,6 +20,7 @@ from tests.helpers.attention_batches import (
     place,
     random_qkv,
 )
+from tests.helpers.tapped_backend import ask_for_observation, check_decode
 from tests.kernels.attention_reference import Pool, dense_attention
 from vtoken_sglang.engine.attention_triton import VTokenTritonAttnBackend, register
 from vtoken_sglang.errors import UnsupportedModeError
@@ -139,3 +140,13 @@ def test_sliding_window_models_are_refused() -> None:
     runner.sliding_window_size = 128
     with pytest.raises(UnsupportedModeError, match="sliding-window"):
         VTokenTritonAttnBackend(runner)
+
+
+def test_observed_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log-sum-exp comes from the stock kernel's splits, used and unused ones."""
+    ask_for_observation(monkeypatch)
+    geometry = GEOMETRIES[1]
+    runner = make_runner(geometry)
+    backend = VTokenTritonAttnBackend(runner)
+    lanes = place(runner, Lanes(prefix=[40, 200, 9], own=[1] * 3), dead_share=0.5)
+    check_decode(backend, runner, lanes, geometry, [0, 1])
