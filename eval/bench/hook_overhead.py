@@ -111,7 +111,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if words is None else list(words)
     command = provenance.portable_command(["python", "-m", MODULE, *arguments])
     try:
-        config = make_config("serve", read_config_file("serve"), dict(SMALL))
+        config = make_config("run", read_config_file("serve"), dict(SMALL))
         config = with_default_model(config)
         prepared = prepare(replace(config, repeats=chosen.pairs * chosen.rounds))
         started = datetime.now(UTC)
