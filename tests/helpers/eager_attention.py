@@ -86,10 +86,15 @@ def expected_victims(
     sink: int,
     recent: int,
     page_size: int,
+    eligible_below: int | None = None,
 ) -> Choice:
-    """The lowest scores among the tokens that may die, so that `kept` are left if possible."""
-    open_page = (length - 1) // page_size * page_size
-    end = min(length - recent, open_page)
+    """The lowest scores among the tokens that may die, so that `kept` are left if possible.
+
+    `eligible_below`: first position that must stay, by default that of the last token's page; its
+    page is spared as a whole.
+    """
+    below = length - 1 if eligible_below is None else eligible_below
+    end = min(length - recent, below // page_size * page_size)
     candidates = [pos for pos in live if sink <= pos < end]
     count = min(len(candidates), max(0, len(live) - kept))
     order = sorted(candidates, key=lambda pos: (float(scores[pos]), pos))

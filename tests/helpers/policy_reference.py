@@ -7,7 +7,7 @@ over full matrices, where the product gathers per live token as it goes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ class Observed:
         first_query: queries below it were not computed by this request (cached prefix).
         last_chunk: (first query of the prompt's last chunk, prompt length).
         every: queries at multiples of it are observed.
+        seed: float64 [n], what an earlier request gathered on the first n positions (h2o,
+            scissorhands); empty for nothing.
     """
 
     weights: Tensor
@@ -32,6 +34,7 @@ class Observed:
     first_query: int
     last_chunk: tuple[int, int]
     every: int = 1
+    seed: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
 
     def queries(self, start: int, end: int) -> list[int]:
         """Observed queries in [start, end)."""
@@ -45,6 +48,7 @@ class Observed:
 def h2o(seen: Observed, length: int) -> Tensor:
     queries = seen.queries(0, length)
     total = seen.mean()[queries, :length].sum(dim=0)
+    total[: len(seen.seed)] += seen.seed
     return _newest_as_best(total, queries[-1] + 1)
 
 

@@ -113,4 +113,4 @@ def _inform(name: str, target: str) -> PolicyInfo:
 
 
 def _paragraph(text: str) -> str:
-    return indent(fill(text, _WIDTH - 4), "    ")
+    return indent(fill(" ".join(text.split()), _WIDTH - 4), "    ")

@@ -1,0 +1,188 @@
+"""What it costs to observe attention: decode steps and prompts, observed against not observed.
+
+    python -m vtoken_sglang_eval.bench.observation_cost --out docs/results/policies.json
+
+One server per setting of `--vtoken-observe-*`. Its requests come in pairs of equal batches: one
+whose policy looks at attention (h2o) and one whose policy does not (streaming_llm), both with keep
+1.0, so nothing dies and only the observation differs. A ratio is taken within a pair, the order
+flips from pair to pair. A batch is sent twice: for one token with its prompts new to the server
+(prompt time), then for many with its prompts cached (step time).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from vtoken_sglang_eval import provenance
+from vtoken_sglang_eval.bench.reclaim_figures import figure
+from vtoken_sglang_eval.figures import write_figures
+from vtoken_sglang_eval.server import HOST, ServerProcess, free_port
+
+from vtoken_sglang.errors import VTokenError
+from vtoken_sglang.models import ensure_smollm2
+
+MODULE = "vtoken_sglang_eval.bench.observation_cost"
+# Name in the figures -> flags of the server.
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "all": ("--vtoken-observe-layers", "all"),
+    "last": ("--vtoken-observe-layers", "last"),
+    "every4": ("--vtoken-observe-layers", "every:4"),
+    "all_queries4": ("--vtoken-observe-layers", "all", "--vtoken-observe-every", "4"),
+}
+OBSERVED, BASE = "h2o", "streaming_llm"
+VOCABULARY = 40_000  # below the model's; token ids are drawn, so no two prompts share a prefix
+REQUEST_TIMEOUT_S = 600.0
+
+
+class CostServer:
+    """A server of one setting as a context manager."""
+
+    def __init__(self, flags: Sequence[str], model: str, pool: int, device: str, log: Path) -> None:
+        port = free_port()
+        command = [sys.executable, "-m", "vtoken_sglang.cli", "serve"]
+        command += ["--model-path", model, "--host", HOST, "--port", str(port), "--device", device]
+        if device == "cpu":
+            command += ["--dtype", "float32", "--sleep-on-idle"]
+        command += ["--page-size", "16", "--max-total-tokens", str(pool)]
+        command += ["--vtoken-policy", BASE, "--vtoken-keep", "1.0", *flags]
+        environment = {"OMP_NUM_THREADS": "1"} if device == "cpu" else {}
+        self._server = ServerProcess(command, port, log, environment)
+
+    def __enter__(self) -> CostServer:
+        self._server.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._server.__exit__(*raised)
+
+    def seconds(self, prompts: list[list[int]], tokens: int, policy: str) -> float:
+        """Wall time of a batch sent at once, `tokens` greedy tokens each."""
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            begun = time.perf_counter()
+            list(pool.map(lambda prompt: self._ask(prompt, tokens, policy), prompts))
+            return time.perf_counter() - begun
+
+    def _ask(self, prompt: list[int], tokens: int, policy: str) -> None:
+        options = {"policy": policy, "keep": 1.0, "seed_scores": "off"}
+        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        body = {
+            "input_ids": prompt,
+            "sampling_params": {**sampling, "custom_params": {"vtoken": options}},
+        }
+        headers = {"Content-Type": "application/json"}
+        url = self._server.base_url + "/generate"
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as answer:
+            answer.read()
+
+
+def batch_times(server: CostServer, prompts: list[list[int]], tokens: int, policy: str) -> Any:
+    """(seconds of the prompts, seconds per decode step) of one batch."""
+    first = server.seconds(prompts, 1, policy)
+    cached = server.seconds(prompts, 1, policy)
+    many = server.seconds(prompts, 1 + tokens, policy)
+    return first, (many - cached) / tokens
+
+
+def measure(server: CostServer, chosen: Any, draw: random.Random) -> dict[str, list[float]]:
+    """Paired times, one entry per pair: `prompt` and `step`, with and without observation."""
+    found: dict[str, list[float]] = {
+        f"{part}_{policy}": [] for part in ("prompt", "step") for policy in (OBSERVED, BASE)
+    }
+    for pair in range(-1, chosen.repeats):  # the first pair warms up
+        order = (OBSERVED, BASE) if pair % 2 else (BASE, OBSERVED)
+        for policy in order:
+            prompts = [
+                [draw.randrange(1000, VOCABULARY) for _ in range(chosen.context)]
+                for _ in range(chosen.batch)
+            ]
+            prompt_s, step_s = batch_times(server, prompts, chosen.tokens, policy)
+            if pair >= 0:
+                found[f"prompt_{policy}"].append(prompt_s)
+                found[f"step_{policy}"].append(step_s)
+    return found
+
+
+def figures_of(name: str, times: dict[str, list[float]]) -> dict[str, Any]:
+    """Cost as a ratio (1 = free) of one setting, and the times behind it."""
+    figures: dict[str, Any] = {}
+    for part, label in (("step", "observe_cost"), ("prompt", "observe_prompt_cost")):
+        pairs = zip(times[f"{part}_{OBSERVED}"], times[f"{part}_{BASE}"], strict=True)
+        ratios = [observed / base for observed, base in pairs]
+        figures[f"{label}_{name}"] = figure(ratios, f"{part} time, observed / not observed")
+    base = [1000 * seconds for seconds in times[f"step_{BASE}"]]
+    figures[f"observe_base_step_ms_{name}"] = figure(base, "ms per decode step, not observed")
+    return figures
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, required=True, help="figures file, topic policies")
+    parser.add_argument("--repeats", type=int, default=8, help="pairs per setting")
+    parser.add_argument("--context", type=int, default=768, help="prompt tokens")
+    parser.add_argument("--batch", type=int, default=4, help="requests sent at once")
+    parser.add_argument("--tokens", type=int, default=32, help="decode steps per batch")
+    parser.add_argument("--settings", default=",".join(SETTINGS), help="which, by name")
+    parser.add_argument("--model", help="default: SmolLM2-135M-Instruct")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--force", action="store_true", help="replace a larger measurement")
+    chosen = parser.parse_args(words)
+    arguments = sys.argv[1:] if words is None else list(words)
+    names = chosen.settings.split(",")
+    if unknown := [name for name in names if name not in SETTINGS]:
+        parser.error(f"--settings: unknown {', '.join(unknown)}; known: {', '.join(SETTINGS)}")
+    model = chosen.model or str(ensure_smollm2())
+    pool = 3 * chosen.batch * (chosen.context + chosen.tokens + 64)
+    figures: dict[str, Any] = {}
+    try:
+        for name in names:
+            with tempfile.TemporaryDirectory() as folder:
+                log = Path(folder) / "server.log"
+                with CostServer(SETTINGS[name], model, pool, chosen.device, log) as server:
+                    times = measure(server, chosen, random.Random(chosen.seed))
+            figures |= figures_of(name, times)
+            for key, seconds in times.items():
+                print(f"{name:14} {key:24} median {1000 * statistics.median(seconds):9.2f} ms")
+        document = {
+            "topic": "policies",
+            "command": provenance.portable_command(["python", "-m", MODULE, *arguments]),
+            "commit": provenance.git_commit(),
+            "device": provenance.device_label(provenance.machine(chosen.device)),
+            "versions": provenance.versions(),
+            "settings": {
+                "model": provenance.model_facts(model)["name"],
+                "policy": OBSERVED,
+                "base_policy": BASE,
+                "context": chosen.context,
+                "batch": chosen.batch,
+                "decode_steps": chosen.tokens,
+                "seed": chosen.seed,
+                "patch_series": provenance.patch_series_hash(),
+            },
+            "repeats": chosen.repeats,
+            "figures": figures,
+        }
+        write_figures(chosen.out, document, chosen.force)
+    except VTokenError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for name, entry in sorted(figures.items()):
+        spread = entry["spread"]
+        print(f"{name:32} {entry['value']:.4f} [{spread['q1']:.4f}, {spread['q3']:.4f}]")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

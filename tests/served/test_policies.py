@@ -1,0 +1,167 @@
+"""The served engine kills exactly the tokens that the plain model's attention says must go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.eager_attention import EagerReference
+from tests.helpers.installed_package import install_into
+from tests.helpers.masked_reference import kills_of, masked_continuation
+from tests.helpers.policy_reference import SCORES
+from tests.helpers.reference import Reference
+from tests.helpers.server_log import complaints
+from tests.served.configurations import Configuration
+from tests.served.mix import Case
+from tests.served.policy_runs import (
+    PolicyRun,
+    check_kills,
+    observe,
+    policy_case,
+    serve_policies,
+)
+from tests.served.pruned_mix import long_text
+
+pytestmark = pytest.mark.server
+
+BUSY = Configuration(16, radix=True, chunked=True, overlap=True)
+THIRD_PARTY = "every_other"
+SEED_FIRST, SEEDED, NOT_SEEDED = "prefix, first", "prefix, seeded", "prefix, not seeded"
+
+
+@pytest.fixture(scope="module")
+def cases(reference: Reference) -> dict[str, Case]:
+    """One request per policy, no two with a common prefix."""
+    text = long_text(lambda words: reference.tokenizer.encode(words, add_special_tokens=False))
+    found = {
+        name: policy_case(name, (text[17 * at :] + text)[: 150 + 7 * at], 36, name)
+        for at, name in enumerate(sorted(SCORES))
+    }
+    for name, ending, options in (
+        (SEED_FIRST, text[:30], {}),
+        (SEEDED, text[60:95], {}),
+        (NOT_SEEDED, text[160:195], {"seed_scores": "off"}),
+    ):
+        prompt = [*text[230:342], *ending]
+        found[name] = policy_case(name, prompt, 24, "h2o", **options)
+    found[THIRD_PARTY] = policy_case(THIRD_PARTY, text[200:290], 24, THIRD_PARTY, keep=0.75)
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(
+    model_path: Path, cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory
+) -> PolicyRun:
+    folder = tmp_path_factory.mktemp("policies")
+    source = Path(__file__).resolve().parents[1] / "third_party_policy"
+    site = install_into(source, tmp_path_factory.mktemp("third-party"))
+    environment = {"PYTHONPATH": str(site)}
+    return serve_policies(
+        BUSY, [*cases.values()], model_path, folder, environment=environment, posts=posts()
+    )
+
+
+def openai(path: str, name: str, options: object) -> tuple[str, dict[str, Any]]:
+    """A request to an OpenAI-compatible endpoint with options of its own; its id is its name."""
+    words = "Tell a long story about a lighthouse, the sea and a clock that ran backwards. " * 3
+    body: dict[str, Any] = {"model": "default", "max_tokens": 40, "ignore_eos": True, "rid": name}
+    if path.endswith("chat/completions"):
+        body["messages"] = [{"role": "user", "content": words}]
+    else:
+        body["prompt"] = words
+    return path, {**body, "temperature": 0, "custom_params": {"vtoken": options}}
+
+
+PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+REFUSED: list[tuple[object, str, str]] = [
+    ({"polciy": "h2o"}, "vtoken.polciy: is not an option", "h2o"),
+    ({"keep": "half"}, "vtoken.keep: must be of type float", "half"),
+    ({"keep": 1.5}, "vtoken.keep: must be above 0.0 and at most 1.0", "1.5"),
+    ({"policy": "h3o"}, "vtoken.policy: must be an installed policy", "h3o"),
+    ({"seed_scores": "maybe"}, "vtoken.seed_scores: must be one of on, off", "maybe"),
+    ({"observe_every": 2}, "vtoken.observe_every: is not an option", "2"),
+]
+
+
+def posts() -> dict[str, tuple[str, Any]]:
+    options = {"policy": "h2o", "keep": 0.5, "recent": 16, "interval": 8}
+    good = {f"good {kind}": openai(path, f"good {kind}", options) for kind, path in PATHS.items()}
+    bad = {
+        f"bad {kind} {index}": openai(path, f"bad {kind} {index}", refused)
+        for kind, path in PATHS.items()
+        for index, (refused, _, _) in enumerate(REFUSED)
+    }
+    return good | bad
+
+
+@pytest.fixture(scope="module")
+def eager(model_path: Path) -> EagerReference:
+    return EagerReference.load(model_path)
+
+
+@pytest.mark.parametrize("name", sorted(SCORES))
+def test_kept_sets_are_the_plain_models(
+    run: PolicyRun, cases: dict[str, Case], eager: EagerReference, name: str
+) -> None:
+    assert check_kills(eager, cases[name], run, page_size=16, chunk=64) == []
+    assert len(run.trace[name]) >= 4
+
+
+@pytest.mark.parametrize("name", [SEEDED, NOT_SEEDED])
+def test_scores_of_a_cached_prefix_start_from_the_request_that_computed_it(
+    run: PolicyRun, cases: dict[str, Case], eager: EagerReference, name: str
+) -> None:
+    assert run.answers[name].cached == 112
+    first = observe(eager, cases[SEED_FIRST], run, chunk=64)
+    # What the first request had gathered when its prompt reached the cache: at its first look.
+    queries = first.queries(0, run.trace[SEED_FIRST][0].logical_len)
+    seed = first.mean()[queries, :112].sum(dim=0) if name == SEEDED else None
+    assert check_kills(eager, cases[name], run, page_size=16, chunk=64, seed=seed) == []
+    if seed is not None:
+        without = check_kills(eager, cases[name], run, page_size=16, chunk=64)
+        assert without != [], "the seed changes nothing here, so nothing was shown"
+
+
+def test_answers_equal_transformers_with_the_killed_tokens_masked(
+    run: PolicyRun, cases: dict[str, Case], reference: Reference
+) -> None:
+    for name, case in cases.items():
+        answer = run.answers[name]
+        best = masked_continuation(reference, case.prompt, answer.tokens, kills_of(run.trace[name]))
+        assert answer.tokens == best.tokens, name
+
+
+def test_a_third_partys_policy_is_served_without_touching_the_project(run: PolicyRun) -> None:
+    killed = [pos for eviction in run.trace[THIRD_PARTY] for pos in eviction.killed]
+    assert killed
+    assert all(pos % 2 for pos in run.trace[THIRD_PARTY][0].killed)
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_a_request_chooses_its_policy_through_the_openai_endpoints(
+    run: PolicyRun, kind: str
+) -> None:
+    status, body = run.responses[f"good {kind}"]
+    assert status == 200, body
+    assert sum(len(eviction.killed) for eviction in run.trace[f"good {kind}"]) > 20
+
+
+@pytest.mark.parametrize("kind", PATHS)
+@pytest.mark.parametrize("index", range(len(REFUSED)))
+def test_bad_options_are_refused_by_field_rule_and_value(
+    run: PolicyRun, kind: str, index: int
+) -> None:
+    _, rule, value = REFUSED[index]
+    status, body = run.responses[f"bad {kind} {index}"]
+    assert status == 400, body
+    assert rule in body
+    assert value in body
+    assert f"bad {kind} {index}" not in run.trace
+
+
+def test_nothing_is_left_and_no_checker_complained(run: PolicyRun) -> None:
+    left = ("pruned_rows", "held_pages", "retained_pages", "live_private_tokens")
+    assert {name: run.state[name] for name in left} == dict.fromkeys(left, 0)
+    assert complaints(run.log) == []
