@@ -1,0 +1,242 @@
+"""The commands of `python -m vtoken_sglang_eval.quality`: inputs, measurement, figures."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vtoken_sglang_eval import provenance
+from vtoken_sglang_eval.chat import ModelTokenizer
+from vtoken_sglang_eval.errors import FiguresError
+from vtoken_sglang_eval.figures import read_figures, write_figures
+from vtoken_sglang_eval.sharegpt import Dataset, find_dataset, load_dataset
+
+from vtoken_sglang.models import ensure_smollm2
+
+from . import peer, perplexity, plots, questions, ruler, served
+from .cells import Cell, grid, policy_names
+from .policy_lines import lines_figure
+from .reference import ReferenceModel
+from .rows import Deadline, Rows, read_rows
+from .tasks import Task, needles, recalls
+from .text import passages, sentences
+
+MODULE = "vtoken_sglang_eval.quality"
+LENGTHS, DEPTHS = (1024, 2048, 3072), (0.1, 0.3, 0.5, 0.7, 0.9)
+RECALL_LENGTH = 900
+Figures = Mapping[str, Mapping[str, Any]]
+
+
+def add_options(name: str, command: argparse.ArgumentParser) -> None:
+    """Options of one command alone."""
+    add = command.add_argument
+    if name in ("perplexity", "kvpress"):
+        add("--texts", type=int, default=12, metavar="N", help="default: 12")
+    if name in ("questions", "served"):
+        add("--needles", type=int, default=1, metavar="N", help="per length and depth (default: 1)")
+        add("--conversations", type=int, default=5, metavar="N", help="for recall (default: 5)")
+    if name == "kvpress":
+        add("--kvpress-python", type=Path, required=True, metavar="PATH",
+            help="interpreter of an environment that has kvpress")  # fmt: skip
+        add("--needles", type=int, default=2, metavar="N", help="per depth (default: 2)")
+    if name == "ruler":
+        add("--samples", type=int, default=4, metavar="N", help="per task (default: 4)")
+        add("--ruler-data", type=Path, required=True, metavar="DIR",
+            help="what the generator wrote: TASK/validation.jsonl")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What every measurement starts from."""
+
+    model: str
+    tokenizer: ModelTokenizer
+    dataset: Dataset
+    settings: dict[str, Any]
+    deadline: Deadline
+
+
+def inputs_of(chosen: argparse.Namespace) -> Inputs:
+    """Find the model and the text that the options name. Raises what finding them raises."""
+    model = chosen.model or str(ensure_smollm2())
+    dataset = load_dataset(find_dataset(chosen.dataset))
+    settings = {
+        "model": provenance.model_facts(model)["name"],
+        "dataset": dataset.name,
+        "dtype": "float32",
+        "seed": chosen.seed,
+    }
+    return Inputs(
+        model=model,
+        tokenizer=ModelTokenizer(model),
+        dataset=dataset,
+        settings=settings,
+        deadline=Deadline(chosen.minutes),
+    )
+
+
+def write(
+    chosen: argparse.Namespace,
+    words: Sequence[str],
+    figures: Figures,
+    settings: Mapping[str, Any],
+    repeats: int,
+) -> None:
+    """Merge one command's figures into --out and draw the plots beside it."""
+    document = {
+        "topic": "policies",
+        "command": provenance.portable_command(["python", "-m", MODULE, *words]),
+        "commit": provenance.git_commit(),
+        "device": provenance.device_label(provenance.machine("cpu")),
+        "versions": provenance.versions(),
+        "settings": {**settings, "patch_series": provenance.patch_series_hash()},
+        "repeats": repeats,
+        "figures": figures,
+    }
+    written = write_figures(chosen.out, document, getattr(chosen, "force", False))
+    for name, entry in figures.items():
+        print(f"{name:48} {entry['value']:.4g}")
+    plots.draw_all(written, chosen.out.parent)
+
+
+def perplexity_command(chosen: argparse.Namespace, words: list[str]) -> bool:
+    inputs = inputs_of(chosen)
+    cells = grid(policy_names())
+    settings = {**inputs.settings, **perplexity.SETTINGS, "texts": chosen.texts}
+    rows = Rows(
+        chosen.work / "perplexity.jsonl", {**settings, "cells": [cell.name for cell in cells]}
+    )
+    length = perplexity.PROMPT + perplexity.CONTINUATION
+    texts = passages(inputs.dataset, inputs.tokenizer, chosen.texts, length, chosen.seed)
+    model = ReferenceModel.load(Path(inputs.model))
+    if not perplexity.measure(model, texts, cells, rows, inputs.deadline):
+        return False
+    write(chosen, words, perplexity.figures(rows.found), settings, len(rows.found))
+    return True
+
+
+def _questions(chosen: argparse.Namespace, inputs: Inputs) -> list[Task]:
+    source = sentences(inputs.dataset, chosen.seed)
+    return [
+        *needles(inputs.tokenizer, source, LENGTHS, DEPTHS, chosen.needles, chosen.seed),
+        *recalls(inputs.tokenizer, source, RECALL_LENGTH, chosen.conversations, chosen.seed),
+    ]
+
+
+def questions_command(chosen: argparse.Namespace, words: list[str]) -> bool:
+    inputs = inputs_of(chosen)
+    tasks = _questions(chosen, inputs)
+    settings = {
+        **inputs.settings, **questions.SETTINGS, "needles_per_place": chosen.needles,
+        "lengths": LENGTHS, "depths": DEPTHS, "conversations": chosen.conversations,
+        "recall_tokens": RECALL_LENGTH,
+    }  # fmt: skip
+    return _answer(chosen, words, inputs, tasks, settings, "questions.jsonl")
+
+
+def ruler_command(chosen: argparse.Namespace, words: list[str]) -> bool:
+    inputs = inputs_of(chosen)
+    tasks = ruler.read_tasks(chosen.ruler_data, inputs.tokenizer, chosen.samples)
+    names = sorted({task.facts["task"] for task in tasks})
+    settings = {**inputs.settings, **questions.SETTINGS, "tasks": names, "samples": chosen.samples}
+    return _answer(chosen, words, inputs, tasks, settings, "ruler.jsonl")
+
+
+def _answer(
+    chosen: argparse.Namespace,
+    words: list[str],
+    inputs: Inputs,
+    tasks: Sequence[Task],
+    settings: dict[str, Any],
+    name: str,
+) -> bool:
+    cells = grid(policy_names())
+    rows = Rows(chosen.work / name, {**settings, "cells": [cell.name for cell in cells]})
+    model = ReferenceModel.load(Path(inputs.model))
+    ends = _end_tokens(model)
+    if not questions.measure(model, inputs.tokenizer, tasks, cells, rows, inputs.deadline, ends):
+        return False
+    write(chosen, words, questions.figures(rows.found), settings, len(tasks))
+    return True
+
+
+def _end_tokens(model: ReferenceModel) -> list[int]:
+    ends = model.model.generation_config.eos_token_id
+    return list(ends) if isinstance(ends, list) else [ends]
+
+
+def served_command(chosen: argparse.Namespace, words: list[str]) -> bool:
+    """A part of the questions: the shortest needles of the first round, the first conversation."""
+    inputs = inputs_of(chosen)
+    tasks = _questions(chosen, inputs)
+    wanted = [
+        task
+        for task in tasks
+        if task.facts.get("length", LENGTHS[0]) == LENGTHS[0] and task.name.endswith("_0")
+        or task.name.startswith("0_") and task.facts["fact"] in ("city", "pet")
+    ]  # fmt: skip
+    settings = {**inputs.settings, **served.SETTINGS, "questions": len(wanted)}
+    rows = Rows(chosen.work / "served.jsonl", settings)
+    everything = [Cell(policy, 1.0) for policy in policy_names()]
+    cells = grid(policy_names())
+    finished = served.measure(
+        inputs.model, inputs.tokenizer, wanted, cells, rows, inputs.deadline
+    ) and served.measure(
+        inputs.model, inputs.tokenizer, wanted[:1], everything, rows, inputs.deadline
+    )
+    if not finished:
+        return False
+    found = {
+        **questions.figures(served.by_question(rows.found)),
+        **served.keep_all_figure(rows.found),
+        **served.disagreements(rows.found, _reference_rows(chosen.work)),
+    }
+    write(chosen, words, found, settings, len(wanted))
+    return True
+
+
+def _reference_rows(work: Path) -> dict[str, Any]:
+    path = work / "questions.jsonl"
+    if not path.exists():
+        raise FiguresError(f"{path}: measure the questions first, the served answers are compared")
+    return read_rows(path)[1]
+
+
+def kvpress_command(chosen: argparse.Namespace, words: list[str]) -> bool:
+    inputs = inputs_of(chosen)
+    length = perplexity.PROMPT + perplexity.CONTINUATION
+    texts = passages(inputs.dataset, inputs.tokenizer, chosen.texts, length, chosen.seed)
+    source = sentences(inputs.dataset, chosen.seed + 1)
+    asked = needles(inputs.tokenizer, source, LENGTHS[:1], DEPTHS, chosen.needles, chosen.seed)
+    items = peer.items_of(texts, asked, inputs.tokenizer)
+    settings = {
+        **inputs.settings, **peer.SETTINGS, "texts": chosen.texts, "needles": len(asked),
+        "prompt_tokens": perplexity.PROMPT, "continuation_tokens": perplexity.CONTINUATION,
+    }  # fmt: skip
+    rows = Rows(chosen.work / "kvpress.jsonl", settings)
+    model = ReferenceModel.load(Path(inputs.model))
+    finished = peer.measure_ours(model, items, rows, inputs.deadline) and peer.measure_theirs(
+        chosen.kvpress_python, inputs.model, items, rows, inputs.deadline
+    )
+    if not finished:
+        return False
+    settings["kvpress_versions"] = rows.found["kvpress/versions"]
+    write(chosen, words, peer.figures(rows.found, items), settings, len(items))
+    return True
+
+
+def lines_command(chosen: argparse.Namespace, words: list[str]) -> bool:
+    write(chosen, words, lines_figure(), {}, 1)
+    return True
+
+
+def plots_command(chosen: argparse.Namespace, words: list[str]) -> bool:
+    document = read_figures(chosen.out)
+    if document is None:
+        raise FiguresError(f"{chosen.out}: no such file")
+    for path in plots.draw_all(document, chosen.out.parent):
+        print(path.name)
+    return True

@@ -1,0 +1,176 @@
+"""The same questions asked of a served engine, whose answers and kills the reference must predict.
+
+One server for everything: each request names its policy and ratio in `custom_params`. The chunk of
+prefill is longer than any prompt and prompts are not published, so that the first look comes after
+the prompt, as in the reference's `after`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from vtoken_sglang_eval.chat import ChatTokenizer
+from vtoken_sglang_eval.server import HOST, ServerProcess, free_port
+
+from .cells import FULL, Cell
+from .questions import INTERVAL, PAGE_SIZE, unit_of
+from .rows import Deadline, Rows
+from .tasks import Task, score
+
+POOL: Final = 8192
+CHUNK: Final = 8192
+KEEP_ALL: Final = "_keep100"
+TIMEOUT_S: Final = 300.0
+SETTINGS: Final = {"interval": INTERVAL, "page_size": PAGE_SIZE, "chunk": CHUNK, "pool": POOL}
+
+
+class AnswerServer:
+    """A server that says which tokens it killed, as a context manager."""
+
+    def __init__(self, model: str, folder: Path) -> None:
+        port = free_port()
+        self._trace = folder / "evictions.jsonl"
+        command = [sys.executable, "-m", "vtoken_sglang.cli", "serve"]
+        command += ["--model-path", model, "--host", HOST, "--port", str(port)]
+        command += ["--device", "cpu", "--dtype", "float32", "--sleep-on-idle"]
+        command += ["--page-size", str(PAGE_SIZE), "--max-total-tokens", str(POOL)]
+        command += ["--chunked-prefill-size", str(CHUNK)]
+        command += ["--vtoken-policy", "streaming_llm", "--vtoken-keep", "1.0"]
+        command += ["--vtoken-publish", "never", "--vtoken-trace", str(self._trace)]
+        log = folder / "server.log"
+        self._server = ServerProcess(command, port, log, {"OMP_NUM_THREADS": "1"})
+
+    def __enter__(self) -> AnswerServer:
+        self._server.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.__exit__(kind, error, trace)
+
+    def ask(self, unit: str, task: Task, cell: Cell) -> dict[str, Any]:
+        """Send one greedy request; returns its ids and kills, each with its logical length."""
+        body = {
+            "rid": unit,
+            "input_ids": task.prompt,
+            "sampling_params": {
+                "temperature": 0,
+                "max_new_tokens": task.answer_tokens,
+                "custom_params": {"vtoken": cell.request(INTERVAL)},
+            },
+        }
+        headers = {"Content-Type": "application/json"}
+        url = f"{self._server.base_url}/generate"
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            answer = json.loads(response.read())
+        killed = [
+            (line["logical_len"], line["killed"])
+            for line in map(json.loads, self._evictions())
+            if line["rid"] == unit
+        ]
+        return {"answer": [int(token) for token in answer["output_ids"]], "killed": killed}
+
+    def _evictions(self) -> list[str]:
+        return self._trace.read_text("utf-8").splitlines() if self._trace.exists() else []
+
+
+def measure(
+    model: str,
+    tokenizer: ChatTokenizer,
+    tasks: Sequence[Task],
+    cells: Sequence[Cell],
+    rows: Rows,
+    deadline: Deadline,
+) -> bool:
+    """Ask for every answer that `rows` lacks; returns whether all are there."""
+    missing = [
+        (unit, task, cell)
+        for task in tasks
+        for cell in cells
+        if (unit := f"{unit_of(task, 'after')}/{cell.name}") not in rows.found
+    ]
+    if not missing:
+        return True
+    with tempfile.TemporaryDirectory() as folder, AnswerServer(model, Path(folder)) as server:
+        for number, (unit, task, cell) in enumerate(missing):
+            if deadline.passed:
+                return False
+            found = server.ask(unit, task, cell)
+            found["score"] = score(task, tokenizer.decode(found["answer"]))
+            question = {"question": unit_of(task, "after"), "kind": task.kind, "cell": cell.name}
+            rows.add(unit, {**question, **found})
+            print(f"served: {unit} ({number + 1} of {len(missing)})", flush=True)
+    return True
+
+
+def by_question(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """Served rows in the form of the reference's, for `questions.figures`."""
+    found: dict[str, Any] = {}
+    for row in rows.values():
+        if row["cell"].endswith(KEEP_ALL):
+            continue
+        entry = {"kind": row["kind"], "placement": "served", "cells": {}}
+        found.setdefault(row["question"], entry)["cells"][row["cell"]] = row
+    return found
+
+
+def keep_all_figure(rows: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """A ratio of 1 kills nothing and answers as full attention does: how often it did not."""
+    asked = [row for row in rows.values() if row["cell"].endswith(KEEP_ALL)]
+    full = {row["question"]: row["answer"] for row in rows.values() if row["cell"] == FULL.name}
+    wrong = sum(bool(row["killed"]) or row["answer"] != full[row["question"]] for row in asked)
+    return {
+        "keep100_mismatches": {
+            "value": wrong,
+            "unit": "served requests with keep 1.0 that lost a token or answered otherwise",
+            "spread": {"requests": len(asked)},
+        }
+    }
+
+
+def disagreements(
+    rows: Mapping[str, Any], reference: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """What the served engine did otherwise than the reference, over the requests of both.
+
+    A token counts as killed up to the first look; later ones follow an answer that may differ.
+    """
+    answers = requests = tokens = kills = 0
+    for row in rows.values():
+        expected = reference.get(row["question"], {}).get("cells", {}).get(row["cell"])
+        if expected is None:
+            continue
+        requests += 1
+        answers += row["answer"] != expected["answer"]
+        served, known = (
+            {tuple([length, pos]) for length, dead in side["killed"][:1] for pos in dead}
+            for side in (row, expected)
+        )
+        tokens += len(served ^ known)
+        kills += len(known)
+    if not requests:
+        return {}
+    return {
+        "score_mismatches": {
+            "value": tokens,
+            "unit": "tokens killed by the served engine or the reference but not by both",
+            "spread": {"requests": requests, "tokens_killed": kills},
+        },
+        "answer_mismatches": {
+            "value": answers,
+            "unit": "served answers that are not the reference's, token for token",
+            "spread": {"requests": requests},
+        },
+    }
