@@ -119,3 +119,39 @@ def test_a_chunk_that_waits_in_vain_is_ended(engine: MakeEngine) -> None:
     assert ended == []
     sim.runtime.relief.watch(running=0)
     assert ended == ["a"]
+
+
+def test_an_aborted_chunk_leaves_no_shortage_behind(engine: MakeEngine) -> None:
+    sim = engine()
+    sim.runtime.capacity.parked = True
+    assert not sim.runtime.relief.wanted(running=1)  # the request that found no room is gone
+
+
+@pytest.mark.parametrize("in_flight", [0, 1])
+def test_a_chunk_without_room_gives_its_pages_to_those_that_decode(
+    engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, in_flight: int
+) -> None:
+    """Not while a chunk of it is computed: its result would be taken for the last one's."""
+    from sglang.srt.managers import schedule_batch
+
+    sim = engine(pages=16)
+    decoding = sim.admit("decoding", 127, policy="none")
+    sim.prefill(decoding)
+    sim.decode(decoding)
+    chunked: Any = sim.admit("chunked", 900, publish="never")
+    sim.extend(chunked, 128)
+    chunked.prefix_len, chunked.inflight_middle_chunks = 128, in_flight
+    sim.scheduler.chunked_req, sim.runtime.capacity.parked = chunked, True
+    queued: list[str] = []
+
+    def release(*, req: FakeRequest, **_: Any) -> None:
+        sim.scheduler.chunked_req = None
+        sim.retract(req)
+
+    monkeypatch.setattr(schedule_batch, "release_req", release)
+    sim.scheduler._add_request_to_queue = lambda request, is_retracted: queued.append(request.rid)
+    assert decode_step(sim, [decoding]) == (not in_flight)
+    assert queued == ([] if in_flight else ["chunked"])
+    if not in_flight:
+        assert sim.runtime.statistics.retractions_avoided == 1
+        assert sim.accounted() == sim.total

@@ -78,7 +78,10 @@ class FootprintBudget(PrefillBudget):
             fits = total_tokens < self.remaining_total and whole <= left
             return (True, chunk_limit) if fits else (False, None)
         soon, fork = self._beside()
-        needed = charge.footprint.prefill + max(charge.fork, fork) + soon
+        fork = max(charge.fork, fork)
+        if fork:  # a fork leaves a page to each running request, this one included
+            soon = max(soon, (len(self._running) + 1) * self.page_size)
+        needed = charge.footprint.prefill + fork + soon
         fits = needed <= left and charge.footprint.settled < self.remaining_total
         if not fits and self._alone:
             # Nobody will give anything back: what can be computed now must be.

@@ -53,7 +53,7 @@ class Relief:
     def wanted(self, running: int) -> bool:
         """Whether requests should be looked at ahead of time in this safe point, when `running`
         of them may each open a page in the step that follows."""
-        return self._enabled and (self._capacity.parked or self._pool.free_pages() < running)
+        return self._enabled and (self._parked or self._pool.free_pages() < running)
 
     def before_decode(self, batch: Any) -> None:
         """Entry of `Scheduler.update_running_batch`, which retracts when the step does not fit.
@@ -74,6 +74,11 @@ class Relief:
         if self._gives_up_chunk() and self._has(need):
             self._statistics.retractions_avoided += 1
 
+    @property
+    def _parked(self) -> bool:
+        # The chunked request may have been aborted since it found no room.
+        return self._capacity.parked and self._scheduler.chunked_req is not None
+
     def _has(self, tokens: int) -> bool:
         return self._pool.free_pages() * self._pool.page_size >= tokens
 
@@ -81,7 +86,7 @@ class Relief:
         """Take back a chunked request that found no room: it holds pages and cannot go on, while
         the others can. Only when no chunk of it is in flight."""
         request = self._scheduler.chunked_req
-        if not self._capacity.parked or request is None or request.inflight_middle_chunks:
+        if not self._parked or request.inflight_middle_chunks:
             return False
         from sglang.srt.managers.schedule_batch import release_req
 
@@ -102,7 +107,7 @@ class Relief:
     def watch(self, running: int) -> None:
         """A chunk that finds no room while nothing else runs waits in vain: end its request."""
         request = self._scheduler.chunked_req
-        if not self._capacity.parked or running or request is None:
+        if not self._parked or running:
             self._idle_passes = 0
             return
         self._idle_passes += 1

@@ -58,6 +58,7 @@ class PrefixForks:
         self.records: deque[ForkRecord] = deque(maxlen=LOGGED_FORKS)
         self.committed = 0
         self.decisions: Counter[str] = Counter()
+        self.waiting: set[int] = set()  # rows whose fork would pay, had the pool the pages
 
     def adopt(self, request: Any) -> None:
         """Keep the row's tree pages; call before its first kill."""
@@ -68,6 +69,7 @@ class PrefixForks:
         self._pages.pop(row, None)
         self._requests.pop(row, None)
         self._started.pop(row, None)
+        self.waiting.discard(row)
 
     def consider_all(
         self,
@@ -107,6 +109,9 @@ class PrefixForks:
         )
         decision = decide_fork(case) if strategy == "auto" else _fork_all(case)
         self.decisions[f"{strategy}: {decision.reason}"] += 1
+        self.waiting.discard(row)
+        if decision.reason == "no headroom":
+            self.waiting.add(row)
         if decision.first_page < len(pages):
             self._start(request, row, decision)
 

@@ -140,7 +140,7 @@ class Runtime:
             row = Row(request.kv.req_pool_idx)
             if self._reclaimer.table(row) is not None:
                 self._reclaimer.sync_new_tokens(row, request.kv.kv_allocated_len)
-            if self._prune_if_due(request, sealed_len, force):
+            if self._prune_if_due(request, sealed_len, force) or row in self._forks.waiting:
                 looked_at.append(request)
             if self._reclaimer.table(row) is not None:
                 sealed[row] = sealed_len
