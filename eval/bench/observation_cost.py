@@ -12,22 +12,20 @@ flips from pair to pair. A batch is sent twice: for one token with its prompts n
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from vtoken_sglang_eval import provenance
+from vtoken_sglang_eval.bench.policy_server import PolicyServer
 from vtoken_sglang_eval.bench.reclaim_figures import figure
 from vtoken_sglang_eval.figures import write_figures
-from vtoken_sglang_eval.server import HOST, ServerProcess, free_port
 
 from vtoken_sglang.errors import VTokenError
 from vtoken_sglang.models import ensure_smollm2
@@ -42,60 +40,28 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 }
 OBSERVED, BASE = "h2o", "streaming_llm"
 VOCABULARY = 40_000  # below the model's; token ids are drawn, so no two prompts share a prefix
-REQUEST_TIMEOUT_S = 600.0
 
 
-class CostServer:
-    """A server of one setting as a context manager."""
-
-    def __init__(self, flags: Sequence[str], model: str, pool: int, device: str, log: Path) -> None:
-        port = free_port()
-        command = [sys.executable, "-m", "vtoken_sglang.cli", "serve"]
-        command += ["--model-path", model, "--host", HOST, "--port", str(port), "--device", device]
-        if device == "cpu":
-            command += ["--dtype", "float32", "--sleep-on-idle"]
-        command += ["--page-size", "16", "--max-total-tokens", str(pool)]
-        command += ["--vtoken-policy", BASE, "--vtoken-keep", "1.0", *flags]
-        environment = {"OMP_NUM_THREADS": "1"} if device == "cpu" else {}
-        self._server = ServerProcess(command, port, log, environment)
-
-    def __enter__(self) -> CostServer:
-        self._server.__enter__()
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self._server.__exit__(*raised)
-
-    def seconds(self, prompts: list[list[int]], tokens: int, policy: str) -> float:
-        """Wall time of a batch sent at once, `tokens` greedy tokens each."""
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            begun = time.perf_counter()
-            list(pool.map(lambda prompt: self._ask(prompt, tokens, policy), prompts))
-            return time.perf_counter() - begun
-
-    def _ask(self, prompt: list[int], tokens: int, policy: str) -> None:
-        options = {"policy": policy, "keep": 1.0, "seed_scores": "off"}
-        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-        body = {
-            "input_ids": prompt,
-            "sampling_params": {**sampling, "custom_params": {"vtoken": options}},
-        }
-        headers = {"Content-Type": "application/json"}
-        url = self._server.base_url + "/generate"
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as answer:
-            answer.read()
+def batch_seconds(
+    server: PolicyServer, prompts: list[list[int]], tokens: int, policy: str
+) -> float:
+    """Wall time of a batch sent at once, `tokens` greedy tokens each."""
+    options = {"policy": policy, "keep": 1.0, "seed_scores": "off"}
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        begun = time.perf_counter()
+        list(pool.map(lambda prompt: server.generate(prompt, tokens, options), prompts))
+        return time.perf_counter() - begun
 
 
-def batch_times(server: CostServer, prompts: list[list[int]], tokens: int, policy: str) -> Any:
+def batch_times(server: PolicyServer, prompts: list[list[int]], tokens: int, policy: str) -> Any:
     """(seconds of the prompts, seconds per decode step) of one batch."""
-    first = server.seconds(prompts, 1, policy)
-    cached = server.seconds(prompts, 1, policy)
-    many = server.seconds(prompts, 1 + tokens, policy)
+    first = batch_seconds(server, prompts, 1, policy)
+    cached = batch_seconds(server, prompts, 1, policy)
+    many = batch_seconds(server, prompts, 1 + tokens, policy)
     return first, (many - cached) / tokens
 
 
-def measure(server: CostServer, chosen: Any, draw: random.Random) -> dict[str, list[float]]:
+def measure(server: PolicyServer, chosen: Any, draw: random.Random) -> dict[str, list[float]]:
     """Paired times, one entry per pair: `prompt` and `step`, with and without observation."""
     found: dict[str, list[float]] = {
         f"{part}_{policy}": [] for part in ("prompt", "step") for policy in (OBSERVED, BASE)
@@ -150,7 +116,8 @@ def main(words: Sequence[str] | None = None) -> int:
         for name in names:
             with tempfile.TemporaryDirectory() as folder:
                 log = Path(folder) / "server.log"
-                with CostServer(SETTINGS[name], model, pool, chosen.device, log) as server:
+                flags, device = SETTINGS[name], chosen.device
+                with PolicyServer(model, pool, log, *flags, device=device) as server:
                     times = measure(server, chosen, random.Random(chosen.seed))
             figures |= figures_of(name, times)
             for key, seconds in times.items():

@@ -42,7 +42,8 @@ class Streams:
 
     def Event(self) -> Any:
         record = lambda stream: self.calls.append(f"event on {stream.name}")  # noqa: E731
-        return SimpleNamespace(record=record, query=lambda: self.passed)
+        wait = lambda: self.calls.append("host waits")  # noqa: E731
+        return SimpleNamespace(record=record, query=lambda: self.passed, synchronize=wait)
 
     def make(self, name: str) -> Any:
         wait = lambda other: self.calls.append(f"{name} waits for {other.name}")  # noqa: E731
@@ -134,12 +135,15 @@ def test_nothing_is_read_back_on_the_decode_path(
     assert looks.arrived(sim.row, sim) is None
     assert copied == [1 + len(expected)]
     streams.passed = True
+    order = ["forward waits for schedule", "on forward", "event on forward"]
+    assert streams.calls[-3:] == order
+    assert "host waits" not in streams.calls
+    looks.wait()
+    assert streams.calls[-1] == "host waits"  # only ever asked for when memory is short
     victims = looks.arrived(sim.row, sim)
     assert victims is not None
     assert victims.tolist() == expected.tolist()
     assert not looks.waiting(sim.row)
-    order = ["forward waits for schedule", "on forward", "event on forward"]
-    assert streams.calls[-3:] == order
 
 
 class Peeks(Policy):

@@ -6,11 +6,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 pytest.importorskip("sglang", reason="needs SGLang")
 
+from vtoken_sglang_eval.policy_reference import SCORES
+
 from tests.helpers.observed_request import OBSERVING, WINDOWED, Sim, policy_named
-from tests.helpers.policy_reference import SCORES
 from vtoken_sglang.engine.observation import observed_layers
 from vtoken_sglang.policy.registry import load_policy
 from vtoken_sglang.policy.snapkv import SnapKV
@@ -58,6 +60,17 @@ def test_keys_are_read_where_they_are(name: str) -> None:
         sim.forward(pos, pos + 1, 70)
         compare(sim, name, pos + 1, (0, 70))
     assert not sim.observer._watched
+
+
+@pytest.mark.parametrize("name", ["knorm", "h2o"])
+def test_keys_stored_as_bytes_are_read_as_what_they_are(name: str) -> None:
+    plain = Sim(load_policy(name), 60, 4)
+    stored = Sim(load_policy(name), 60, 4, key_dtype=torch.float8_e4m3fn)
+    for sim in (plain, stored):
+        sim.k = sim.k.to(torch.float8_e4m3fn).float()
+        sim.forward(0, 60, 60)
+    assert stored.observer._k_buffers[0].dtype == torch.uint8
+    assert stored.scores(60) == plain.scores(60)
 
 
 def test_snapkv_waits_for_the_end_of_the_prompt() -> None:

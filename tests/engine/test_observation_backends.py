@@ -117,7 +117,8 @@ def test_extend_shows_every_layers_queries(monkeypatch: pytest.MonkeyPatch) -> N
     lanes = place(runner, Lanes(prefix=[0, 30], own=[20, 7]), dead_share=0.5)
     batch = make_batch(runner, lanes, ForwardMode.EXTEND)
     seen: list[tuple[int, torch.Size, float]] = []
-    observed = {batch.kv_loc_plan: lambda layer, q, scale: seen.append((layer, q.shape, scale))}
+    show = lambda layer, q, scale: seen.append((layer, q.shape, scale))  # noqa: E731
+    observed = {batch.kv_loc_plan: SimpleNamespace(show=show)}
     monkeypatch.setattr(observation_link, "_observed", observed)
     backend.init_forward_metadata(batch)
     for layer_id in range(LAYERS):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from vtoken_sglang_eval.policy_reference import Observed
 
-from tests.helpers.policy_reference import Observed
 from tests.helpers.reference import visible_keys
 from vtoken_sglang.engine.device_work import DeviceWork
 from vtoken_sglang.engine.observation import Observer, observed_layers
@@ -51,6 +51,7 @@ class Sim:
         tapped: bool = False,
         on_device: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
         work: DeviceWork | None = None,
+        key_dtype: torch.dtype | None = None,
     ) -> None:
         self.policy, self.length, self.every = policy, length, every
         draw = torch.Generator().manual_seed(seed)
@@ -58,7 +59,9 @@ class Sim:
         self.k = torch.randn(LAYERS, length, KV_HEADS, DIM, generator=draw)
         self.draw, self.row = draw, 3
         self.rows = torch.zeros(6, length + 7, dtype=torch.int32)
-        self.buffers = [torch.full((4 * length, KV_HEADS, DIM), torch.nan) for _ in range(LAYERS)]
+        shape, dtype = (LAYERS, 4 * length, KV_HEADS, DIM), key_dtype or torch.float32
+        self.buffers = list(torch.full(shape, torch.nan).to(dtype))
+        stored = [buffer.view(torch.uint8) if key_dtype else buffer for buffer in self.buffers]
         self.kills: dict[int, list[int]] = {}
         self.dead: set[int] = set()
         self.on_device = on_device
@@ -70,7 +73,8 @@ class Sim:
             self.tap.scores = self.on_device(self.tap.scores)
         self.observer = Observer(
             rows=rows,
-            k_buffers=[on_device(buffer) for buffer in self.buffers],
+            k_buffers=[on_device(buffer) for buffer in stored],
+            key_dtype=key_dtype,
             capacity=1,
             observe_layers=layers,
             observe_every=every,

@@ -10,10 +10,10 @@ from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
+from vtoken_sglang_eval.eager_attention import EagerReference, expected_victims, unexplained
+from vtoken_sglang_eval.policy_reference import SCORES, Observed
 
-from tests.helpers.eager_attention import EagerReference, expected_victims, unexplained
 from tests.helpers.masked_reference import Trace, kills_of, read_trace
-from tests.helpers.policy_reference import SCORES, Observed
 from tests.helpers.server import PRODUCT, ServerProcess
 from tests.served.configurations import POOL_FLAGS, STRICT_CHECKS, Configuration
 from tests.served.mix import Answer, Case, Mix, run_mix

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vtoken_sglang_eval.eager_attention import EagerReference
+from vtoken_sglang_eval.policy_reference import SCORES
 
-from tests.helpers.eager_attention import EagerReference
 from tests.helpers.installed_package import install_into
 from tests.helpers.masked_reference import kills_of, masked_continuation
-from tests.helpers.policy_reference import SCORES
 from tests.helpers.reference import Reference
 from tests.helpers.server_log import complaints
 from tests.served.configurations import Configuration

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vtoken_sglang_eval.eager_attention import EagerReference
+from vtoken_sglang_eval.policy_reference import SCORES
 
-from tests.helpers.eager_attention import EagerReference
-from tests.helpers.policy_reference import SCORES
 from tests.helpers.reference import Reference
 from tests.helpers.server_log import complaints
 from tests.served.configurations import Configuration
@@ -68,7 +68,7 @@ def eager(model_path: Path) -> EagerReference:
 
 
 def cases_of(setting: Setting, text: list[int]) -> list[Case]:
-    """One request per policy; scissorhands gets one that reaches into a second block of its history."""
+    """One request per policy; that of scissorhands reaches into a second block of its history."""
     lengths = {name: 150 + 7 * at for at, name in enumerate(sorted(SCORES))}
     lengths["scissorhands"] = 520
     options = dict(setting.options)

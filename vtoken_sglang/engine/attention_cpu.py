@@ -93,8 +93,10 @@ class VTokenTorchAttnBackend(TorchNativeAttnBackend):
         """Write this forward's K/V, then attend from its own tokens only."""
         plan = self._require_plan(layer)
         out = self._store_and_allocate(q, k, v, layer, forward_batch, save_kv_cache)
-        extend_attention(*self._operands(q, layer), plan, layer.scaling, out)
-        self._observe_layer(q, layer)
+        q, keys, values = self._operands(q, layer)
+        extend_attention(q, keys, values, plan, layer.scaling, out)
+        if self._observe is not None:
+            self._observe.show(layer.layer_id, q, layer.scaling)
         return out.view(out.shape[0], -1)
 
     def forward_decode(
@@ -110,8 +112,10 @@ class VTokenTorchAttnBackend(TorchNativeAttnBackend):
         """Write the new token's K/V, then attend from it."""
         plan = self._require_plan(layer)
         out = self._store_and_allocate(q, k, v, layer, forward_batch, save_kv_cache)
-        decode_attention(*self._operands(q, layer), plan, layer.scaling, out)
-        self._observe_layer(q, layer)
+        seen = None
+        if self._observe is not None:
+            seen = self._observe.weights_seen(layer.layer_id, layer.tp_q_head_num)
+        decode_attention(*self._operands(q, layer), plan, layer.scaling, out, seen)
         return out.view(out.shape[0], -1)
 
     def _require_plan(self, layer: RadixAttention) -> AttentionPlan:
@@ -143,12 +147,6 @@ class VTokenTorchAttnBackend(TorchNativeAttnBackend):
             self.token_to_kv_pool.set_kv_buffer(layer, write, k, v)
         num_tokens = q.numel() // (layer.tp_q_head_num * layer.qk_head_dim)
         return q.new_empty(num_tokens, layer.tp_q_head_num, layer.v_head_dim)
-
-    def _observe_layer(self, q: torch.Tensor, layer: RadixAttention) -> None:
-        """Show the layer's queries to whoever gathers attention; the keys are in the pool."""
-        if self._observe is not None:
-            queries = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
-            self._observe(layer.layer_id, queries, layer.scaling)
 
     def _operands(
         self, q: torch.Tensor, layer: RadixAttention

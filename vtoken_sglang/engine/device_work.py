@@ -27,6 +27,9 @@ class Arriving(Protocol):
     def take(self) -> NDArray[Any]:
         """The result; call only once `ready`."""
 
+    def wait(self) -> None:
+        """Block until `ready`. Not on the decode path: when memory is short, or the loop idle."""
+
 
 class DeviceWork(Protocol):
     """Where device work is started."""
@@ -45,6 +48,9 @@ class _Here:
     def take(self) -> NDArray[Any]:
         values: NDArray[Any] = self._values.numpy()
         return values
+
+    def wait(self) -> None:
+        pass
 
 
 class WorkAtOnce:
@@ -75,6 +81,9 @@ class _OnItsWay:
     def take(self) -> NDArray[Any]:
         values: NDArray[Any] = self._host.numpy()
         return values
+
+    def wait(self) -> None:
+        self._event.synchronize()
 
 
 class WorkBehindForwards:

@@ -119,6 +119,11 @@ class Looks:
             return None
         return check_victims(pending.policy, pending.found.take())
 
+    def wait(self) -> None:
+        """Block until every look has ended: the pool is short, and nothing else can be done."""
+        for pending in self._pending.values():
+            pending.found.wait()
+
     def forget(self, row: int) -> None:
         """The row went back to the pool."""
         self._pending.pop(row, None)

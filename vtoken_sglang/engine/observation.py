@@ -14,7 +14,7 @@ All host state belongs to the scheduler thread, which also prepares forwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,17 +22,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vtoken_sglang.config import RequestOptions, VTokenConfig
-from vtoken_sglang.core.token_table import TokenTable
 from vtoken_sglang.engine.device_work import DeviceWork, WorkAtOnce
 from vtoken_sglang.engine.observation_lanes import ForwardObservation, LaneObservation, make_lane
 from vtoken_sglang.engine.observation_seeds import ScoreSeeds, SeedKeeper
 from vtoken_sglang.engine.observation_shares import Share, Watched, rows_needed, take_shares
 from vtoken_sglang.engine.observation_tap import DecodeTap, WatchedLane
 from vtoken_sglang.policy.base import Gather, Observation, Policy, PolicyView
-from vtoken_sglang.policy.registry import load_policy
-
-FIRST_SCORE_ROWS = 16
 
 
 class Observer:
@@ -59,6 +54,7 @@ class Observer:
         work: DeviceWork | None = None,
         page_size: int = 1,
         tap: DecodeTap | None = None,
+        key_dtype: torch.dtype | None = None,
     ) -> None:
         """
         Args:
@@ -73,10 +69,12 @@ class Observer:
             seeds_of: whether a request's scores of a cached prefix start from kept ones.
             work: where device work is started.
             page_size: tokens per page of the prefix cache.
+            key_dtype: what the keys' bytes mean, where they are stored as another type (fp8).
             tap: observes decode steps where graphs are captured; its table is the one used.
         """
         self._rows = rows
         self._k_buffers = k_buffers
+        self._key_dtype = k_buffers[0].dtype if key_dtype is None else key_dtype
         self._every = observe_every
         self._observation_of = observation_of
         self._live_positions = live_positions
@@ -127,7 +125,14 @@ class Observer:
                 row = request.kv.req_pool_idx
                 live = self._live_positions(row, end)
                 lanes.append(
-                    make_lane(self._rows[row], live, shares, first_query=offset, start=start)
+                    make_lane(
+                        self._rows[row],
+                        live,
+                        shares,
+                        lane=index,
+                        first_query=offset,
+                        start=start,
+                    )
                 )
             offset += end - start
         return ForwardObservation(lanes) if lanes else None
@@ -200,7 +205,24 @@ class Observer:
         if layer_id not in self.layers:
             return
         self._q_heads = q.shape[1]
-        forward.add_layer(q, self._k_buffers[layer_id], scale)
+        forward.add_layer(q, lambda slots: self._keys(layer_id, slots), scale)
+        if layer_id == self.last_layer:
+            forward.add_to(self.scores)
+
+    def on_weights(
+        self,
+        forward: ForwardObservation,
+        layer_id: int,
+        q_heads: int,
+        weights_of: Callable[[int], torch.Tensor],
+    ) -> None:
+        """As `on_layer` for a decode step whose weights are known already.
+
+        Args:
+            weights_of: lane -> its softmax weights, float32 [q_heads, live keys].
+        """
+        self._q_heads = q_heads
+        forward.add_weights(weights_of)
         if layer_id == self.last_layer:
             forward.add_to(self.scores)
 
@@ -218,8 +240,7 @@ class Observer:
         """The view with what the policy asked for. Nothing is read back to the host."""
         if policy.reads_keys:
             slots = self._rows[row][view.positions].long()
-            buffers = self._k_buffers
-            view = replace(view, layer_keys=lambda: (keys[slots].float() for keys in buffers))
+            view = replace(view, layer_keys=lambda: self._layer_keys(slots))
         if policy.observation() is None:
             return view
         watched = self._watched.get(row)
@@ -232,6 +253,14 @@ class Observer:
         unseen = view.positions >= watched.observed_len
         attention = (values / self._pooled_weights()).masked_fill(unseen, 0.0)
         return replace(view, attention=attention, observed_len=watched.observed_len)
+
+    def _keys(self, layer_id: int, slots: torch.Tensor) -> torch.Tensor:
+        """Keys of one layer, float32 [n, kv_heads, dim]. Bytes are gathered, then read as what they
+        are: few operations know 8-bit floats."""
+        return self._k_buffers[layer_id][slots].view(self._key_dtype).float()
+
+    def _layer_keys(self, slots: torch.Tensor) -> Iterator[torch.Tensor]:
+        return (self._keys(layer_id, slots) for layer_id in range(len(self._k_buffers)))
 
     def _pooled_weights(self) -> int:
         """How many weights a score sums up per query: query heads of the observed layers."""
@@ -266,57 +295,3 @@ def observed_layers(which: str, count: int) -> frozenset[int]:
     if which == "last":
         return frozenset({count - 1})
     return frozenset(range(count - 1, -1, -int(which.partition(":")[2])))
-
-
-def make_observer(
-    rows: torch.Tensor,
-    k_buffers: list[torch.Tensor],
-    config: VTokenConfig,
-    *,
-    options_of: Callable[[Any], RequestOptions],
-    table_of: Callable[[int], TokenTable | None],
-    work: DeviceWork,
-    page_size: int,
-    tap: DecodeTap | None = None,
-) -> Observer:
-    """The observer of one scheduler.
-
-    Args:
-        rows, k_buffers: see `Observer`.
-        options_of: what holds for a request (SGLang's `Req`).
-        table_of: a row's token table, None while nothing of it was evicted.
-        work, page_size, tap: see `Observer`.
-    """
-
-    def observation_of(request: Any) -> Observation | None:
-        options = options_of(request)
-        return load_policy(options.policy).observation() if options.prunes else None
-
-    def live_positions(row: int, length: int) -> NDArray[np.int64]:
-        positions = np.arange(length, dtype=np.int64)
-        table = table_of(row)
-        if table is None:
-            return positions
-        known = min(length, table.logical_len)
-        return np.concatenate(
-            [positions[:known][table.alive(positions[:known])], positions[known:]]
-        )
-
-    def live_len(row: int, length: int) -> int:
-        table = table_of(row)
-        return length if table is None else length - table.dead
-
-    return Observer(
-        rows=rows,
-        k_buffers=k_buffers,
-        capacity=FIRST_SCORE_ROWS,
-        observe_layers=config.observe_layers,
-        observe_every=config.observe_every,
-        observation_of=observation_of,
-        live_positions=live_positions,
-        live_len=live_len,
-        seeds_of=lambda request: options_of(request).seed_scores == "on",
-        work=work,
-        page_size=page_size,
-        tap=tap,
-    )

@@ -77,7 +77,7 @@ class AttentionTap:
         )
         observe = layer_observer(forward_batch)
         if observe is not None:
-            observe(layer.layer_id, _queries(q, layer), _scale(layer))
+            observe.show(layer.layer_id, _queries(q, layer), _scale(layer))
         return out
 
     def forward_decode(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,11 +35,13 @@ class LaneObservation:
     """One watched lane.
 
     Fields:
+        lane: its index in the batch.
         positions: int64 [n_live], live positions, ascending, its own queries' included.
         slots: int64 [n_live], where their keys are in this forward.
         shares: one or more.
     """
 
+    lane: int
     positions: torch.Tensor
     slots: torch.Tensor
     shares: tuple[LaneShare, ...]
@@ -49,6 +52,7 @@ def make_lane(
     live: NDArray[np.int64],
     shares: list[Share],
     *,
+    lane: int,
     first_query: int,
     start: int,
 ) -> LaneObservation:
@@ -57,6 +61,7 @@ def make_lane(
     Args:
         row: the request's row, int32 [width].
         live: live positions, ascending.
+        lane: its index in the batch.
         first_query: row of `q` that holds the lane's first query; start: that query's position.
     """
     device = row.device
@@ -72,7 +77,9 @@ def make_lane(
                 mass=torch.zeros(len(live), device=device),
             )
         )
-    return LaneObservation(positions=positions, slots=row[positions].long(), shares=tuple(laid))
+    return LaneObservation(
+        lane=lane, positions=positions, slots=row[positions].long(), shares=tuple(laid)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +92,35 @@ class ForwardObservation:
 
     lanes: list[LaneObservation]
 
-    def add_layer(self, q: torch.Tensor, k_buffer: torch.Tensor, scale: float) -> None:
-        """Add one layer's weights to the lanes' sums. `q`: [query tokens, q_heads, dim]."""
+    def add_layer(
+        self, q: torch.Tensor, keys_of: Callable[[torch.Tensor], torch.Tensor], scale: float
+    ) -> None:
+        """Add one layer's weights to the lanes' sums.
+
+        Args:
+            q: [query tokens, q_heads, dim].
+            keys_of: slots -> the layer's keys, [n, kv_heads, dim].
+        """
         for lane in self.lanes:
-            keys = k_buffer[lane.slots]
+            keys = keys_of(lane.slots)
             for part in lane.shares:
                 if part.share.queries:
                     rarely = part.share.rarely
                     queries = q[part.rows]
                     add_query_mass(queries, keys, part.sees, part.mass, scale=scale, rarely=rarely)
+
+    def add_weights(self, weights_of: Callable[[int], torch.Tensor]) -> None:
+        """As `add_layer` for a decode step whose attention computed the weights itself.
+
+        `weights_of(lane)`: float32 [q_heads, n_live].
+        """
+        for lane in self.lanes:
+            for part in lane.shares:
+                if part.share.queries:
+                    weights = weights_of(lane.lane)
+                    if part.share.rarely:
+                        weights = (weights < 1.0 / weights.shape[1]).float()
+                    part.mass.add_(weights.sum(dim=0))
 
     def add_to(self, scores: torch.Tensor) -> None:
         """Add the lanes' sums to the score table, float32 [rows, width]."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,13 +16,35 @@ from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
 
 from vtoken_sglang.engine import kv_lens
 from vtoken_sglang.engine.observation import Observer
+from vtoken_sglang.engine.observation_lanes import ForwardObservation
+from vtoken_sglang.kernels.cpu_decode import LaneWeights
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
-# (layer id, queries [tokens, q_heads, dim], factor on q.k)
-LayerObserver = Callable[[int, torch.Tensor, float], None]
+
+@dataclass(frozen=True, slots=True)
+class LayerObserver:
+    """What each layer of one forward shows to the observer."""
+
+    observer: Observer
+    forward: ForwardObservation
+
+    def show(self, layer_id: int, q: torch.Tensor, scale: float) -> None:
+        """Queries, [tokens, q_heads, dim], and the factor on q.k; the keys are in the pool."""
+        self.observer.on_layer(self.forward, layer_id, q, scale)
+
+    def weights_seen(self, layer_id: int, q_heads: int) -> Callable[[LaneWeights], None] | None:
+        """What a decode shows its weights to; None for a layer that is not observed."""
+        if layer_id not in self.observer.layers:
+            return None
+
+        def seen(weights: LaneWeights) -> None:
+            self.observer.on_weights(self.forward, layer_id, q_heads, weights.of)
+
+        return seen
+
 
 _observed: weakref.WeakKeyDictionary[KVLocPlan, LayerObserver] = weakref.WeakKeyDictionary()
 
@@ -34,7 +56,7 @@ def install_observer(observer: Observer) -> None:
         is_decode = forward_batch.forward_mode.is_decode()
         forward = observer.prepare(batch, is_decode, forward_batch.req_pool_indices)
         if forward is not None:
-            _observed[plan] = partial(observer.on_layer, forward)
+            _observed[plan] = LayerObserver(observer, forward)
 
     kv_lens.add(prepare)
 

@@ -32,7 +32,8 @@ from vtoken_sglang.engine.capacity_relief import Relief
 from vtoken_sglang.engine.copiers import make_copy_engine
 from vtoken_sglang.engine.device_work import make_device_work
 from vtoken_sglang.engine.looks import Looks
-from vtoken_sglang.engine.observation import Observer, make_observer
+from vtoken_sglang.engine.observation import Observer
+from vtoken_sglang.engine.observation_setup import make_observer
 from vtoken_sglang.engine.observation_tap import current_tap
 from vtoken_sglang.engine.owners import prunable, row_owners
 from vtoken_sglang.engine.page_pool import AllocatorPagePool
@@ -74,7 +75,7 @@ class Runtime:
         self._requests: dict[int, PrunedRequest] = {}  # by row; dropped with the row
         self.observer: Observer = make_observer(
             self._rows.req_to_token,
-            pool.k_buffer,
+            pool,
             config,
             options_of=lambda request: self._options_of(request).options,
             table_of=self._table_of,
@@ -121,6 +122,7 @@ class Runtime:
         owners = row_owners(self._scheduler, batch)
         decoding = [r for r in owners if r is not self._scheduler.chunked_req]
         self._work(decoding, owners, force=True, reserve_pages=0)
+        self._looks.wait()
         self._reclaimer.copies.wait(COPY_TIMEOUT)
         self._work(decoding, owners, force=False, reserve_pages=0)
 
@@ -307,6 +309,7 @@ class Runtime:
             "retained_pages": sum(t.ledger.pages_held for t in tables),
             "live_private_tokens": sum(t.live_len - t.tree_owned_live() for t in tables),
             "footprint": footprint(self.capacity, self._requests.values(), tables),
+            "unwatched_requests": self.observer.unwatched,
             "forks": self._forks.describe(),
         }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vtoken_sglang.kernels.cpu_decode import run_decode
+from vtoken_sglang.kernels.cpu_decode import SeeWeights, run_decode
 from vtoken_sglang.kernels.cpu_extend import run_extend
 from vtoken_sglang.kernels.cpu_scratch import Scratch
 from vtoken_sglang.kernels.cpu_tiling import DecodeTiling, Geometry, cut_tiles
@@ -56,6 +56,7 @@ def decode_attention(
     plan: AttentionPlan,
     scaling: float,
     out: torch.Tensor,
+    seen: SeeWeights | None = None,
 ) -> None:
     """One query token per lane against its live keys.
 
@@ -66,9 +67,10 @@ def decode_attention(
         plan: in, lanes of the batch, one own token each.
         scaling: factor on the scores.
         out: out, [bs, q_heads, v_dim], dtype of `q`.
+        seen: shown the softmax weights; lanes are the batch's.
     """
     tiling = plan.tiling(q.shape[1], k_buffer)
-    out.copy_(run_decode(tiling, q, k_buffer, v_buffer, scaling))
+    out.copy_(run_decode(tiling, q, k_buffer, v_buffer, scaling, seen))
 
 
 def extend_attention(

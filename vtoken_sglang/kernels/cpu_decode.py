@@ -14,11 +14,44 @@ in order: a lane's bits do not depend on its neighbours or on where its tokens l
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 
 from vtoken_sglang.kernels.cpu_bags import weighted_sums
 from vtoken_sglang.kernels.cpu_merge import join_tiles
 from vtoken_sglang.kernels.cpu_tiling import DecodeTiling, TileBatch
+
+
+@dataclass(frozen=True, slots=True)
+class LaneWeights:
+    """Softmax weights of one layer's decode. Valid until the next layer's.
+
+    Fields:
+        tiling: the lanes.
+        lse: log-sum-exp per tile, [num_tiles, q_heads]; None when every lane is one tile.
+    """
+
+    tiling: DecodeTiling
+    lse: torch.Tensor | None
+
+    def of(self, lane: int) -> torch.Tensor:
+        """Weights of a lane's query over its keys, float32 [q_heads, keys]; may be a view."""
+        tiles = [(at, tile) for at, tile in enumerate(self.tiling.tiles) if tile.lane == lane]
+        heads = self.tiling.batches[0].weights.shape[1]
+        parts = [
+            self.tiling.weights[tile.offset : tile.offset + heads * tile.width].view(heads, -1)
+            for _, tile in tiles
+        ]
+        if self.lse is None or len(tiles) == 1:
+            return parts[0]
+        shares = self.lse[[at for at, _ in tiles]].softmax(dim=0)
+        scaled = [part * share[:, None] for part, share in zip(parts, shares, strict=True)]
+        return torch.cat(scaled, dim=1)
+
+
+SeeWeights = Callable[[LaneWeights], None]
 
 
 def run_decode(
@@ -27,6 +60,7 @@ def run_decode(
     k_buffer: torch.Tensor,
     v_buffer: torch.Tensor,
     scaling: float,
+    seen: SeeWeights | None = None,
 ) -> torch.Tensor:
     """Attend with one query token per lane.
 
@@ -36,6 +70,7 @@ def run_decode(
         k_buffer: in, [num_slots, kv_heads, dim], contiguous.
         v_buffer: in, [num_slots, kv_heads, v_dim], contiguous; float32, bfloat16 or float16.
         scaling: factor on the scores.
+        seen: called with the weights before they are used up.
 
     Returns:
         [lanes, q_heads, v_dim] in float32 or `v_buffer`'s dtype. Scores and softmax are float32.
@@ -46,12 +81,15 @@ def run_decode(
         torch.softmax(batch.scores, -1, out=batch.weights)
         if tiling.merge is not None:
             lse.append(_log_sum_exp(batch))
+    joined = torch.cat(lse) if tiling.merge is not None else None
+    if seen is not None:
+        seen(LaneWeights(tiling, joined))
     parts = weighted_sums(
         v_buffer.view(-1, v_buffer.shape[-1]), tiling.bags, tiling.bag_starts, tiling.weights
     )
     parts = parts.view(tiling.num_tiles, q.shape[1], -1)
-    if tiling.merge is not None:
-        return join_tiles(tiling.merge, parts, torch.cat(lse))
+    if tiling.merge is not None and joined is not None:
+        return join_tiles(tiling.merge, parts, joined)
     return parts if tiling.order is None else parts[tiling.order]
 
 

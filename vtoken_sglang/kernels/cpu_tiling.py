@@ -81,12 +81,28 @@ class TileBatch:
     weights: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class TileRange:
+    """One tile among its lane's keys and in the flat weights.
+
+    Fields:
+        lane: index of the lane. start: first key, counted within the lane. width: keys.
+        offset: first weight; [q_heads, width] follow.
+    """
+
+    lane: int
+    start: int
+    width: int
+    offset: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeTiling:
     """One forward's decode lanes, cut for one geometry; shared by all layers that have it.
 
     Fields:
         num_tiles: tiles of all batches.
+        tiles: where each tile's weights and keys are, in tile order.
         scoring: fills the batches' scores.
         batches: all tiles, in tile order.
         weights: all batches' weights, flat, float32 scratch.
@@ -98,6 +114,7 @@ class DecodeTiling:
     """
 
     num_tiles: int
+    tiles: tuple[TileRange, ...]
     scoring: SampledScores | GatheredScores
     batches: tuple[TileBatch, ...]
     weights: torch.Tensor
@@ -157,6 +174,7 @@ def cut_tiles(
     bag_dtype = torch.int32 if num_slots * geometry.kv_heads < 2**31 else torch.int64
     return DecodeTiling(
         num_tiles=len(cuts),
+        tiles=_ranges(cuts, [lane.numel() for lane in lanes], geometry.q_heads),
         scoring=scoring,
         batches=_batches(cuts, scores, weights, geometry.q_heads),
         weights=weights,
@@ -178,6 +196,15 @@ def _cut(lens: list[int], full: int) -> list[_Cut]:
         first += length
     cuts.sort(key=lambda cut: -cut.width)
     return cuts
+
+
+def _ranges(cuts: list[_Cut], lens: list[int], q_heads: int) -> tuple[TileRange, ...]:
+    firsts = list(itertools.accumulate(lens, initial=0))
+    found, offset = [], 0
+    for cut in cuts:
+        found.append(TileRange(cut.lane, cut.start - firsts[cut.lane], cut.width, offset))
+        offset += q_heads * cut.width
+    return tuple(found)
 
 
 def _rows_per_score(

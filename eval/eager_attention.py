@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,18 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests.helpers.policy_reference import Observed
-from tests.helpers.reference import Kills, visible_keys
+from .policy_reference import Observed
+
+Kills = Mapping[int, Collection[int]]
+"""Query position -> key positions that this query and every later one no longer see."""
+
+
+def visible_keys(length: int, kills: Kills) -> Tensor:
+    """Which keys each query sees, bool [length, length] by (query, key): causal, less the kills."""
+    visible = torch.tril(torch.ones(length, length, dtype=torch.bool))
+    for query, dead in kills.items():
+        visible[query:, list(dead)] = False
+    return visible
 
 
 class EagerReference:
