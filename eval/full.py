@@ -38,9 +38,9 @@ class Cell:
     repeat: int
 
 
-def prepare_all(studies: Sequence[Study]) -> list[Prepared]:
-    """Requests of every study. Raises what `run.prepare` raises."""
-    return [prepare(study.config) for study in studies]
+def prepare_all(studies: Sequence[Study], tokenizer_model: str | None = None) -> list[Prepared]:
+    """Requests of every study. Arguments and errors: see `run.prepare`."""
+    return [prepare(study.config, tokenizer_model) for study in studies]
 
 
 def server_command(config: EvalConfig, arm: Arm, port: int) -> list[str]:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vtoken_sglang.models import ensure_smollm2
+
 from . import provenance
 from .cells import CellStore
 from .document import outline
@@ -16,6 +18,7 @@ from .full import Cell, by_server, estimate_cells, open_cells, prepare_all, run_
 from .grid import Study, read_grid
 from .progress import Progress
 from .run import Prepared
+from .samples_mode import with_samples
 
 
 def run_full(options: argparse.Namespace, flags: Mapping[str, Any], command: str) -> int:
@@ -27,7 +30,13 @@ def run_full(options: argparse.Namespace, flags: Mapping[str, Any], command: str
         ServerError: a server failed; finished cells are kept and the next call goes on.
     """
     studies = read_grid(options.config, flags)
-    prepared = prepare_all(studies)
+    tokenizer_model = None
+    if options.samples:
+        if not options.dry_run:
+            raise ConfigError("samples", "needs --dry-run: samples are not for measuring", True)
+        studies = tuple(map(with_samples, studies))
+        tokenizer_model = str(ensure_smollm2())
+    prepared = prepare_all(studies, tokenizer_model)
     store = CellStore(options.out or Path("reports") / Path(options.config).stem)
     cells = open_cells(studies, prepared, store)
     total = sum(len(ready.arms) * ready.config.repeats for ready in prepared)

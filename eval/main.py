@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import shlex
 import signal
 import sys
@@ -21,7 +22,6 @@ from .errors import ConfigError
 from .options import config_of, flags_of, parser
 
 __all__ = ["config_of", "main", "parser"]
-SHOWN_VALUE = 200  # characters of a message: a value may be a whole file
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,12 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(words)
     # Libraries warn about themselves while they load; nobody here can act on it.
     warnings.filterwarnings("ignore", category=UserWarning)
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells when it caches fonts
     previous = signal.signal(signal.SIGTERM, _interrupt)  # so that servers are ended then too
     commands = {"report": _report, "full": _full}
     try:
         return commands.get(options.command, _run)(options, words)
     except VTokenError as error:
-        print(f"vtoken-sglang eval: {_shortened(error)}", file=sys.stderr)
+        print(f"vtoken-sglang eval: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("vtoken-sglang eval: interrupted; no server is left running", file=sys.stderr)
@@ -51,16 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
-
-
-def _shortened(error: VTokenError) -> str:
-    """The message, with a long value of a wrong option cut."""
-    if not isinstance(error, ConfigError):
-        return str(error)
-    value = repr(error.value)
-    if len(value) > SHOWN_VALUE:
-        value = f"{value[:SHOWN_VALUE]}... ({len(value)} characters)"
-    return f"{error.field}: {error.rule}, got {value}"
 
 
 def _run(options: argparse.Namespace, words: Sequence[str]) -> int:

@@ -56,6 +56,10 @@ def parser() -> argparse.ArgumentParser:
     full.add_argument(
         "--only", type=_names, metavar="A,B", help="measure only these workloads of the grid now"
     )
+    full.add_argument(
+        "--samples", action="store_true",
+        help="with --dry-run: small samples in place of model and data that are not here",
+    )  # fmt: skip
     for command in (quick, run, full):
         _add_run_flags(command)
         out = "reports/NAME of the grid" if command is full else "reports"

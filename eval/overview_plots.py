@@ -109,8 +109,9 @@ def figure_bars(figures: Mapping[str, Mapping[str, Any]], label: str) -> Figure:
         spread = figures[name].get("spread") or {}
         if "min" in spread and "max" in spread:
             axes.plot([spread["min"], spread["max"]], [at, at], color="#1b232c", linewidth=1.4)
-    axes.axvline(1.0, color="#4b5563", linewidth=1)
-    axes.set_yticks(range(len(names)), names, fontsize=8)
+    if label == "ratio":
+        axes.axvline(1.0, color="#4b5563", linewidth=1)
+    axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names], fontsize=7.5)
     axes.set_xlabel(label)
     axes.set_xlim(left=0)
     axes.grid(axis="y", visible=False)

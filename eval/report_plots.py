@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -100,16 +101,35 @@ def _pool_plots(result: Mapping[str, Any], study: str) -> list[Plot]:
     return shown
 
 
+CAPACITY_PLOTS = (
+    (
+        "capacity-frontier",
+        "Capacity frontier: most requests at once on one pool with none taken back.",
+        re.compile(r"^[a-z]+_frontier_(?!retracting_)"),
+        "requests at once",
+    ),
+    (
+        "capacity-latency-frontier",
+        "Most requests at once with latency per token within 1.05 of a single request's.",
+        re.compile(r"^[a-z]+_latency_frontier_"),
+        "requests at once",
+    ),
+    (
+        "capacity-ratios",
+        "auto against native: requests at once, and throughput within the latency limit.",
+        re.compile(r"^(frontier_ratio|sla_throughput_ratio)_"),
+        "ratio",
+    ),
+)
+
+
 def figures_plots(document: Mapping[str, Any]) -> list[Plot]:
-    """Plots of a figures file: the frontier of topic `capacity`; none of other topics."""
+    """Plots of a figures file: the frontiers of topic `capacity`; none of other topics."""
     if document["topic"] != "capacity":
         return []
-    frontier = {
-        name: figure for name, figure in document["figures"].items()
-        if name.startswith(("frontier_ratio_", "sla_throughput_ratio_"))
-    }  # fmt: skip
-    if not frontier:
-        return []
-    caption = "Capacity: most requests at once on a fixed pool, and throughput within the limit."
-    figure = overview_plots.figure_bars(frontier, "ratio to the reference")
-    return [Plot("capacity-frontier", caption, figure)]
+    shown = []
+    for name, caption, pattern, label in CAPACITY_PLOTS:
+        chosen = {key: fig for key, fig in document["figures"].items() if pattern.match(key)}
+        if chosen:
+            shown.append(Plot(name, caption, overview_plots.figure_bars(chosen, label)))
+    return shown

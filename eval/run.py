@@ -40,8 +40,11 @@ class Prepared:
     tokenizer: ChatTokenizer
 
 
-def prepare(config: EvalConfig) -> Prepared:
+def prepare(config: EvalConfig, tokenizer_model: str | None = None) -> Prepared:
     """Resolve the device, read the data and build the requests.
+
+    Args:
+        tokenizer_model: whose tokenizer builds them, if not that of the model to be served.
 
     Raises:
         ConfigError: a setting cannot be served (see `EvalConfig`, `build_workload`).
@@ -53,7 +56,7 @@ def prepare(config: EvalConfig) -> Prepared:
         dtype = "float32" if device == "cpu" else "bfloat16"
     config = replace(config, device=device, dtype=dtype)
     dataset = load_source(config)
-    tokenizer = ModelTokenizer(config.model)
+    tokenizer = ModelTokenizer(tokenizer_model or config.model)
     return Prepared(
         config=config,
         arms=select_arms(config.arms),

@@ -1,5 +1,7 @@
 """Typed errors. Each message names the thing at fault, the rule, and the value that broke it."""
 
+LONGEST_VALUE = 200  # characters shown of a value: a client may send a whole document as one
+
 
 class VTokenError(Exception):
     """Base class of every error this package raises on purpose."""
@@ -10,7 +12,10 @@ class ConfigError(VTokenError, ValueError):
 
     def __init__(self, field: str, rule: str, value: object) -> None:
         self.field, self.rule, self.value = field, rule, value
-        super().__init__(f"{field}: {rule}, got {value!r}")
+        shown = repr(value)
+        if len(shown) > LONGEST_VALUE:
+            shown = f"{shown[:LONGEST_VALUE]}... ({len(shown)} characters)"
+        super().__init__(f"{field}: {rule}, got {shown}")
 
 
 class UnsupportedModeError(VTokenError):

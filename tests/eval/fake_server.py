@@ -28,10 +28,14 @@ class Handler(BaseHTTPRequestHandler):
 
     options: argparse.Namespace
     served_tokens = 0
+    answered = 0
 
     def do_GET(self) -> None:
         if self.path.startswith("/metrics"):
-            self._answer(f"sglang:kv_used_tokens {Handler.served_tokens}.0\n".encode())
+            used = f"sglang:kv_used_tokens {Handler.served_tokens}.0\n"
+            self._answer(f"{used}sglang:num_running_reqs 1.0\n".encode())
+        elif self.path.startswith("/server_info"):
+            self._answer(json.dumps({"internal_states": [{"vtoken": self._counters()}]}).encode())
         elif self.options.fail == "hang":
             self._answer(b"", status=503)
         else:
@@ -49,6 +53,16 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._stream(json.loads(body))
 
+    def _counters(self) -> dict[str, Any]:
+        """As if every answered request had lost one token."""
+        return {
+            "killed_tokens": Handler.answered,
+            "pruned_rows": 1,
+            "retained_pages": 4,
+            "live_private_tokens": 32,
+            "forks": {"committed": 0, "log": []},
+        }
+
     def _stream(self, request: dict[str, Any]) -> None:
         prompt = request["input_ids"]
         count = request["sampling_params"]["max_new_tokens"]
@@ -65,6 +79,7 @@ class Handler(BaseHTTPRequestHandler):
             meta = {"cached_tokens": len(prompt) // 2, "num_retractions": 0}
             event = json.dumps({"output_ids": tokens, "meta_info": meta})
             self.wfile.write(f"data: {event}\n\n".encode())
+        Handler.answered += 1
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _answer(self, body: bytes, status: int = 200) -> None:

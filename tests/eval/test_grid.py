@@ -7,15 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vtoken_sglang_eval import full_command, run
 from vtoken_sglang_eval.arms import ARMS
 from vtoken_sglang_eval.cells import CellStore
 from vtoken_sglang_eval.config import EvalConfig
 from vtoken_sglang_eval.errors import ConfigError, FiguresError, ResultsError
 from vtoken_sglang_eval.full import Cell, by_server, server_command
 from vtoken_sglang_eval.grid import make_grid, read_grid, shipped_grids
+from vtoken_sglang_eval.main import main
 from vtoken_sglang_eval.rows import eval_document, rows_of, write_eval
+from vtoken_sglang_eval.samples_mode import FILES, SAMPLES, with_samples
+from vtoken_sglang_eval.sources import load_source
+from vtoken_sglang_eval.workload import build_workload, workload_builders
 
-from tests.eval.builders import record, result_of, run_of
+from tests.eval.builders import CharacterTokenizer, record, result_of, run_of
 
 BASE = {"model": "tiny", "device": "cpu", "dtype": "float32", "repeats": 2}
 
@@ -114,9 +119,9 @@ def stored(folder: Path, arms: tuple[str, ...] = ("native", "auto")) -> CellStor
     runs = [run_of(arm, 0, [record(0, 0), record(0, 1)]) for arm in arms]
     outline = {key: value for key, value in result_of(runs).items() if key != "runs"}
     store.open([{"name": "talk", "setting": {"sharing": 8}, "outline": outline}])
-    for number, run in enumerate(runs):
+    for number, saved in enumerate(runs):
         origin = {"commit": "abc", "command": "x", "started": "now"}
-        store.write("talk", {**run, "at": f"2026-01-01T00:0{number}", "origin": origin})
+        store.write("talk", {**saved, "at": f"2026-01-01T00:0{number}", "origin": origin})
     return store
 
 
@@ -172,3 +177,29 @@ def test_failed_requests_make_no_figures(tmp_path: Path) -> None:
     results[0]["runs"][0]["summary"]["failed"] = 1
     with pytest.raises(FiguresError, match="some requests failed"):
         eval_document(results, "x")
+
+
+def test_the_paper_grid_is_checked_on_samples(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "ModelTokenizer", lambda _model: CharacterTokenizer())
+    monkeypatch.setattr(full_command, "ensure_smollm2", lambda: "small")
+    words = ["full", "--config", "paper", "--model", "meta-llama/Llama-3.1-8B-Instruct"]
+    assert main([*words, "--dry-run", "--samples", "--seed", "1"]) == 0
+    shown = capsys.readouterr().out
+    for workload in workload_builders():
+        assert (workload in shown) is (workload != "mooncake")
+    assert "--model-path meta-llama/Llama-3.1-8B-Instruct" in shown
+    assert "server of hook-only" in shown
+    assert "dataset-data-hotpotqa.jsonl" in shown
+    assert main([*words, "--samples"]) == 2
+    assert "needs --dry-run" in capsys.readouterr().err
+
+
+def test_every_sample_is_read_by_its_workload() -> None:
+    for workload in workload_builders():
+        (study,) = make_grid({**BASE, "workload": workload}, [{}], {})
+        config = with_samples(study).config
+        built = build_workload(config, load_source(config), CharacterTokenizer())
+        assert built.requests
+    assert {path.name for path in SAMPLES.iterdir()} == set(FILES.values())

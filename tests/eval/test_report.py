@@ -117,3 +117,33 @@ def test_a_report_is_not_overwritten(tmp_path: Path) -> None:
         write_report([result], path)
     with pytest.raises(ResultsError, match="at least one result"):
         write_report([], tmp_path / "other.html")
+
+
+def test_figures_files_are_shown_with_the_frontier_of_capacity() -> None:
+    names = ("native_frontier_prompt_heavy_small", "auto_frontier_prompt_heavy_small")
+    figures = {name: {"value": 3, "unit": "requests", "spread": None} for name in names}
+    figures["frontier_ratio_prompt_heavy_small"] = {
+        "value": 2.5, "unit": "auto / native", "spread": {"min": 2.0, "max": 3.0}
+    }  # fmt: skip
+    capacity = {"topic": "capacity", "command": "python -m x", "device": "CPU", "figures": figures}
+    page = page_of(render([], [capacity, {**capacity, "topic": "core"}]))
+    text = " ".join(page.text)
+    assert "Figures: capacity" in text
+    assert "Figures: core" in text
+    assert "2.50" in text
+    assert page.tags.count("svg") == 2  # frontier and ratios, of topic capacity only
+
+
+def test_an_arm_that_returns_memory_is_named_with_how_much() -> None:
+    native, naive, auto = (
+        run_of(arm, 0, [record(0, 0), record(0, 1)]) for arm in ("native", "naive", "auto")
+    )
+    naive["summary"] |= {"used_tokens_per_request": 400.0, "freed_pages": 0, "killed_tokens": 9}
+    auto["summary"] |= {"used_tokens_per_request": 300.0, "freed_pages": 21, "killed_tokens": 9}
+    page = page_of(render([result_of([native, naive, auto])]))
+    text = " ".join(" ".join(page.text).split())
+    assert "auto gave 21 pages back while requests ran" in text
+    assert "-25 % of naive's" in text
+    assert "auto: all 2 answers equal naive's" in text
+    # ratios of naive and auto, memory (held, throughput), repeats, latencies, pools
+    assert page.tags.count("svg") == 2 + 2 + 1 + 3 + 3

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import socket
 import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from vtoken_sglang.config import from_environment, split_arguments, to_environment
@@ -23,6 +27,8 @@ def serve(argv: list[str]) -> int:
         to_environment(config)
     _check_early(sglang_argv)
     _default_threads()
+    # SGLang warns about kernels that this machine lacks, before it says anything of use.
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"sglang\.")
     from sglang.srt.utils import kill_process_tree
 
     _load_plugins()
@@ -34,7 +40,8 @@ def serve(argv: list[str]) -> int:
     try:
         if config is not None:
             sglang_argv = prefer_our_backend(sglang_argv)
-        server_args = prepare_server_args(sglang_argv)
+        with _short_usage(sglang_argv):
+            server_args = prepare_server_args(sglang_argv)
         _check_model(server_args.model_path)
         _check_port(server_args.host, server_args.port)
         run_server(server_args)
@@ -49,6 +56,26 @@ def serve(argv: list[str]) -> int:
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
     return 0
+
+
+@contextlib.contextmanager
+def _short_usage(argv: list[str]) -> Iterator[None]:
+    """Cut a parser's complaint to its last line: its usage is 400 lines of another program's."""
+    if any(word in ("-h", "--help") for word in argv):
+        yield
+        return
+    shown = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(shown):
+            yield
+    except SystemExit:
+        *before, last = shown.getvalue().strip().splitlines() or [""]
+        problem = last.partition("error: ")[2] or "\n".join([*before, last])
+        hint = "vtoken-sglang serve --help lists the options"
+        print(f"vtoken-sglang serve: {problem} ({hint})", file=sys.stderr)
+        raise
+    else:
+        print(shown.getvalue(), end="", file=sys.stderr)
 
 
 def check(argv: list[str]) -> int:
