@@ -22,9 +22,10 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace, list[str]], bool], str]]
     "questions": (commands.questions_command, "needles, and facts told two turns earlier"),
     "ruler": (commands.ruler_command, "a subset of RULER, made by its own generator"),
     "served": (commands.served_command, "some of the questions on a served engine"),
+    "seeds": (commands.seeds_command, "scores of a cached prefix handed on, and not"),
     "kvpress": (commands.kvpress_command, "the same policies in kvpress"),
     "lines": (commands.lines_command, "length of the policies' files"),
-    "plots": (commands.plots_command, "draw the plots of --out again"),
+    "plots": (commands.plots_command, "draw the plots of --out, fill in the tables of --doc"),
 }
 
 
@@ -37,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
         add = command.add_argument
         add("--out", type=Path, required=True, metavar="FILE", help="figures file, topic policies")
         if name in ("lines", "plots"):
+            commands.add_options(name, command)
             continue
         add("--work", type=Path, default=Path("reports/quality"), metavar="DIR",
             help="raw rows, to resume from (default: reports/quality)")  # fmt: skip

@@ -16,7 +16,7 @@ from vtoken_sglang_eval.sharegpt import Dataset, find_dataset, load_dataset
 
 from vtoken_sglang.models import ensure_smollm2
 
-from . import peer, perplexity, plots, questions, ruler, served
+from . import peer, perplexity, plots, questions, ruler, seeds, served, tables
 from .cells import Cell, grid, policy_names
 from .policy_lines import lines_figure
 from .reference import ReferenceModel
@@ -38,6 +38,10 @@ def add_options(name: str, command: argparse.ArgumentParser) -> None:
     if name in ("questions", "served"):
         add("--needles", type=int, default=1, metavar="N", help="per length and depth (default: 1)")
         add("--conversations", type=int, default=5, metavar="N", help="for recall (default: 5)")
+    if name == "seeds":
+        add("--conversations", type=int, default=4, metavar="N", help="default: 4")
+    if name == "plots":
+        add("--doc", type=Path, metavar="FILE", help="also fill in the tables of this text")
     if name == "kvpress":
         add("--kvpress-python", type=Path, required=True, metavar="PATH",
             help="interpreter of an environment that has kvpress")  # fmt: skip
@@ -205,6 +209,21 @@ def _reference_rows(work: Path) -> dict[str, Any]:
     return read_rows(path)[1]
 
 
+def seeds_command(chosen: argparse.Namespace, words: list[str]) -> bool:
+    inputs = inputs_of(chosen)
+    source = sentences(inputs.dataset, chosen.seed)
+    tasks = recalls(inputs.tokenizer, source, RECALL_LENGTH, chosen.conversations, chosen.seed)
+    settings = {
+        **inputs.settings, **served.SETTINGS, "conversations": chosen.conversations,
+        "recall_tokens": RECALL_LENGTH,
+    }  # fmt: skip
+    rows = Rows(chosen.work / "seeds.jsonl", settings)
+    if not seeds.measure(inputs.model, inputs.tokenizer, tasks, rows, inputs.deadline):
+        return False
+    write(chosen, words, seeds.figures(rows.found), settings, chosen.conversations)
+    return True
+
+
 def kvpress_command(chosen: argparse.Namespace, words: list[str]) -> bool:
     inputs = inputs_of(chosen)
     length = perplexity.PROMPT + perplexity.CONTINUATION
@@ -239,4 +258,7 @@ def plots_command(chosen: argparse.Namespace, words: list[str]) -> bool:
         raise FiguresError(f"{chosen.out}: no such file")
     for path in plots.draw_all(document, chosen.out.parent):
         print(path.name)
+    if chosen.doc is not None:
+        text = chosen.doc.read_text("utf-8")
+        chosen.doc.write_text(tables.fill(text, document), "utf-8")
     return True

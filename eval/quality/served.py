@@ -59,28 +59,41 @@ class AnswerServer:
     ) -> None:
         self._server.__exit__(kind, error, trace)
 
-    def ask(self, unit: str, task: Task, cell: Cell) -> dict[str, Any]:
-        """Send one greedy request; returns its ids and kills, each with its logical length."""
+    def ask(self, unit: str, task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Send one greedy request; returns its ids, its kills, each with its logical length, and
+        how many prompt tokens were cached."""
         body = {
             "rid": unit,
             "input_ids": task.prompt,
             "sampling_params": {
                 "temperature": 0,
                 "max_new_tokens": task.answer_tokens,
-                "custom_params": {"vtoken": cell.request(INTERVAL)},
+                "custom_params": {"vtoken": dict(options)},
             },
         }
-        headers = {"Content-Type": "application/json"}
-        url = f"{self._server.base_url}/generate"
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-            answer = json.loads(response.read())
+        answer = json.loads(self._post("/generate", body))
         killed = [
             (line["logical_len"], line["killed"])
             for line in map(json.loads, self._evictions())
             if line["rid"] == unit
         ]
-        return {"answer": [int(token) for token in answer["output_ids"]], "killed": killed}
+        return {
+            "answer": [int(token) for token in answer["output_ids"]],
+            "killed": killed,
+            "cached": int(answer["meta_info"]["cached_tokens"]),
+        }
+
+    def flush(self) -> None:
+        """Empty the prefix cache. Raises what the request raises when the server is not idle."""
+        self._post("/flush_cache", {})
+
+    def _post(self, path: str, body: Any) -> bytes:
+        headers = {"Content-Type": "application/json"}
+        url = f"{self._server.base_url}{path}"
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            found: bytes = response.read()
+            return found
 
     def _evictions(self) -> list[str]:
         return self._trace.read_text("utf-8").splitlines() if self._trace.exists() else []
@@ -107,7 +120,7 @@ def measure(
         for number, (unit, task, cell) in enumerate(missing):
             if deadline.passed:
                 return False
-            found = server.ask(unit, task, cell)
+            found = server.ask(unit, task, cell.request(INTERVAL))
             found["score"] = score(task, tokenizer.decode(found["answer"]))
             question = {"question": unit_of(task, "after"), "kind": task.kind, "cell": cell.name}
             rows.add(unit, {**question, **found})
@@ -132,7 +145,7 @@ def keep_all_figure(rows: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     full = {row["question"]: row["answer"] for row in rows.values() if row["cell"] == FULL.name}
     wrong = sum(bool(row["killed"]) or row["answer"] != full[row["question"]] for row in asked)
     return {
-        "keep100_mismatches": {
+        "served_keep100_mismatches": {
             "value": wrong,
             "unit": "served requests with keep 1.0 that lost a token or answered otherwise",
             "spread": {"requests": len(asked)},
@@ -163,12 +176,12 @@ def disagreements(
     if not requests:
         return {}
     return {
-        "score_mismatches": {
+        "served_kill_mismatches": {
             "value": tokens,
             "unit": "tokens killed by the served engine or the reference but not by both",
             "spread": {"requests": requests, "tokens_killed": kills},
         },
-        "answer_mismatches": {
+        "served_answer_mismatches": {
             "value": answers,
             "unit": "served answers that are not the reference's, token for token",
             "spread": {"requests": requests},

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from vtoken_sglang_eval.errors import DatasetError, ResultsError
-from vtoken_sglang_eval.quality import peer, perplexity, plots, questions, served
+from vtoken_sglang_eval.quality import peer, perplexity, plots, questions, seeds, served, tables
 from vtoken_sglang_eval.quality.cells import FULL, KEEPS, Cell, grid, policy_names
 from vtoken_sglang_eval.quality.policy_lines import lines_figure, policy_lines
 from vtoken_sglang_eval.quality.rows import Deadline, Rows, read_rows
@@ -100,16 +100,18 @@ def test_agreement_of_the_served_engine_with_the_reference() -> None:
         "2": served_row("h2o_keep50", [3], [[40, [5, 6]], [56, [9]]]),  # later looks do not count
     }
     found = served.disagreements(same, question_rows())
-    assert found["score_mismatches"]["value"] == found["answer_mismatches"]["value"] == 0
-    assert found["score_mismatches"]["spread"] == {"requests": 2, "tokens_killed": 2}
+    assert (
+        found["served_kill_mismatches"]["value"] == found["served_answer_mismatches"]["value"] == 0
+    )
+    assert found["served_kill_mismatches"]["spread"] == {"requests": 2, "tokens_killed": 2}
     other = {"1": served_row("h2o_keep50", [4], [[40, [5, 8]]])}
     found = served.disagreements(other, question_rows())
-    assert found["score_mismatches"]["value"] == 2
-    assert found["answer_mismatches"]["value"] == 1
+    assert found["served_kill_mismatches"]["value"] == 2
+    assert found["served_answer_mismatches"]["value"] == 1
     elsewhere = {"1": served_row("h2o_keep50", [3], [[41, [5, 6]]])}
-    assert served.disagreements(elsewhere, question_rows())["score_mismatches"]["value"] == 4
+    assert served.disagreements(elsewhere, question_rows())["served_kill_mismatches"]["value"] == 4
     never = {"1": served_row("h2o_keep50", [3], [])}
-    assert served.disagreements(never, question_rows())["score_mismatches"]["value"] == 2
+    assert served.disagreements(never, question_rows())["served_kill_mismatches"]["value"] == 2
     unknown = {"1": served_row("full", [1], [], question="needle/z/after")}
     assert served.disagreements(unknown, question_rows()) == {}
 
@@ -121,7 +123,7 @@ def test_keeping_everything() -> None:
         "3": served_row("tova_keep100", [1, 3], []),
         "4": served_row("knorm_keep100", [1, 2], [[40, [5]]]),
     }
-    figure = served.keep_all_figure(rows)["keep100_mismatches"]
+    figure = served.keep_all_figure(rows)["served_keep100_mismatches"]
     assert (figure["value"], figure["spread"]["requests"]) == (2, 3)
     assert set(served.by_question(rows)["needle/a/after"]["cells"]) == {"full"}
 
@@ -227,3 +229,43 @@ def test_plots_are_drawn_for_the_metrics_that_were_measured(tmp_path: Path) -> N
         "policies_perplexity.png", "policies_needle.png", "policies_kvpress.png",
     }  # fmt: skip
     assert all(path.stat().st_size > 1000 for path in drawn)
+
+
+def test_seeds_count_the_requests_that_hit_the_cache() -> None:
+    asked = [{"score": 0.0, "cached": 0}, {"score": 1.0, "cached": 64}, {"score": 0.0, "cached": 9}]
+    rows = {
+        "0": {"cell": "h2o_keep50", "switch": "on", "questions": asked},
+        "1": {"cell": "h2o_keep50", "switch": "off", "questions": asked[:1]},
+    }
+    found = seeds.figures(rows)
+    assert set(found) == {"seed_scores_on_recall_h2o_keep50"}
+    assert found["seed_scores_on_recall_h2o_keep50"]["value"] == 0.5
+
+
+def test_conversations_are_told_apart_by_their_context() -> None:
+    first, second = needle(), needle()
+    other = Task(
+        kind="needle", name="o", context=[9], question=[3], answers=("7",), answer_tokens=4
+    )
+    assert seeds.conversations([first, second, other]) == [[first, second], [other]]
+
+
+def test_tables_are_filled_in_between_their_marks() -> None:
+    items = peer.items_of([list(range(perplexity.PROMPT + 5))] * 2, [needle()], TOKENIZER)
+    document = {"figures": peer.figures(peer_rows(items), items)}
+    text = "a\n<!-- kvpress -->\nold\n<!-- end -->\nb\n<!-- served -->\nstays\n<!-- end -->\n"
+    once = tables.fill(text, document)
+    assert "old" not in once
+    assert "stays" in once
+    assert "| h2o | " in once
+    assert once.startswith("a\n<!-- kvpress -->\n| policy |")
+    assert tables.fill(once, document) == once
+
+
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results" / "policies.json"
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="no figures were measured yet")
+def test_the_text_shows_the_committed_figures() -> None:
+    text = RESULTS.parents[1].joinpath("quality.md").read_text("utf-8")
+    assert tables.fill(text, json.loads(RESULTS.read_text("utf-8"))) == text

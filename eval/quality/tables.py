@@ -1,0 +1,127 @@
+"""The tables of docs/quality.md, written from a figures document between marks in the text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from .cells import KEEPS, policy_names
+from .peer import PRESSES
+
+KINDS: Final = {"needle": "needles", "recall": "recall over turns", "ruler": "RULER"}
+PLACEMENTS: Final = {"after": "question seen", "before": "question not seen"}
+
+
+def tables(document: Mapping[str, Any]) -> dict[str, str]:
+    """Markdown by the name of its mark; a table whose figures are missing is left out."""
+    figures = document["figures"]
+    found: dict[str, str] = {}
+    if "perplexity_full" in figures:
+        found["perplexity"] = _perplexity(figures)
+    if any(f"{kind}_after_full" in figures for kind in KINDS):
+        found["questions"] = _questions(figures)
+    if "kvpress_gap_full" in figures:
+        found["kvpress"] = _kvpress(figures)
+    if "served_kill_mismatches" in figures:
+        found["served"] = _served(figures)
+    return found
+
+
+def fill(text: str, document: Mapping[str, Any]) -> str:
+    """`text` with every table between `<!-- NAME -->` and `<!-- end -->` replaced."""
+    for name, table in tables(document).items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        text = re.sub(
+            pattern, lambda match, t=table: f"{match[1]}{t}\n{match[2]}", text, flags=re.DOTALL
+        )
+    return text
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _names(policy: str) -> list[str]:
+    return [f"{policy}_keep{round(100 * keep)}" for keep in KEEPS]
+
+
+def _perplexity(figures: Mapping[str, Any]) -> str:
+    head = ["policy", *(f"keep {keep:g}" for keep in KEEPS)]
+    rows = []
+    for policy in policy_names():
+        ratios = [figures[f"perplexity_ratio_{name}"] for name in _names(policy)]
+        rows.append(
+            [
+                policy,
+                *(
+                    f"{one['value']:.2f} ({one['spread']['q1']:.2f} to {one['spread']['q3']:.2f})"
+                    for one in ratios
+                ),
+            ]
+        )
+    full = figures["perplexity_full"]["value"]
+    title = f"Perplexity over full attention's, which is {full:.1f}; in brackets the middle half "
+    return f"{title}of the texts.\n\n{_table(head, rows)}"
+
+
+def _questions(figures: Mapping[str, Any]) -> str:
+    columns = [
+        (kind, place) for kind in KINDS for place in PLACEMENTS if f"{kind}_{place}_full" in figures
+    ]
+    head = ["policy", *(f"{KINDS[kind]}, {PLACEMENTS[place]}" for kind, place in columns)]
+    rows = [
+        ["full attention", *(_percent(figures[f"{kind}_{place}_full"]) for kind, place in columns)]
+    ]
+    for policy in policy_names():
+        cells = [
+            " / ".join(_percent(figures[f"{kind}_{place}_{name}"]) for name in _names(policy))
+            for kind, place in columns
+        ]
+        rows.append([policy, *cells])
+    counts = ", ".join(
+        f"{KINDS[kind]} {figures[f'{kind}_after_full']['spread']['count']}"
+        for kind in KINDS
+        if f"{kind}_after_full" in figures
+    )
+    keeps = " / ".join(f"{keep:g}" for keep in KEEPS)
+    return f"Percent right at keep {keeps}; questions: {counts}.\n\n{_table(head, rows)}"
+
+
+def _percent(figure: Mapping[str, Any]) -> str:
+    return f"{100 * figure['value']:.0f}"
+
+
+def _kvpress(figures: Mapping[str, Any]) -> str:
+    head = ["policy", "perplexity, ours", "kvpress", "gap, nats per token", "needles, ours",
+            "kvpress"]  # fmt: skip
+    rows = []
+    for label, policy in {"full attention": "full", **{name: name for name in PRESSES}}.items():
+        name = policy if policy == "full" else f"{policy}_keep50"
+        gap = figures[f"kvpress_gap_{name}"]
+        error = gap["spread"]["standard_error"] or 0.0
+        right = [figures.get(f"once_needle_{side}_{name}") for side in ("ours", "kvpress")]
+        texts = [figures[f"once_perplexity_{side}_{name}"] for side in ("ours", "kvpress")]
+        needles = ["-" if one is None else _percent(one) for one in right]
+        rows.append(
+            [
+                label,
+                *(f"{one['value']:.2f}" for one in texts),
+                f"{gap['value']:+.3f} ± {error:.3f}",
+                *needles,
+            ]
+        )
+    return _table(head, rows)
+
+
+def _served(figures: Mapping[str, Any]) -> str:
+    kills, answers = figures["served_kill_mismatches"], figures["served_answer_mismatches"]
+    everything = figures["served_keep100_mismatches"]
+    return (
+        f"{kills['spread']['requests']} served requests: of {kills['spread']['tokens_killed']} "
+        f"tokens killed at the first look, {kills['value']:.0f} differ from the reference; "
+        f"{answers['value']:.0f} answers differ. {everything['spread']['requests']} requests "
+        f"with keep 1.0: {everything['value']:.0f} lost a token or answered otherwise than "
+        "full attention."
+    )
