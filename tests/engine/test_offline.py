@@ -1,4 +1,4 @@
-"""The decode benchmark end to end on a small random model: every arm chooses the same tokens."""
+"""The step benchmarks end to end on a small random model: every arm chooses the same tokens."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("sglang", reason="needs SGLang")
 
-from vtoken_sglang_eval.bench.decode_attention import main, parse_cells
-from vtoken_sglang_eval.bench.decode_summary import Cell, figures_document
+from vtoken_sglang_eval.bench import extend_attention
+from vtoken_sglang_eval.bench.decode_attention import CELLS, main, parse_cells
+from vtoken_sglang_eval.bench.decode_summary import FIGURE_CELLS, Cell, figures_document
 
 
-def run_bench(out: Path, *words: str) -> dict[str, object]:
+def run_bench(out: Path, *words: str, module: str = "decode_attention") -> dict[str, Any]:
     done = subprocess.run(
         [
             sys.executable,
-            *("-m", "vtoken_sglang_eval.bench.decode_attention", "--small-llama"),
+            *("-m", f"vtoken_sglang_eval.bench.{module}", "--small-llama"),
             *("--out", str(out), *words),
         ],
         capture_output=True,
@@ -30,7 +32,7 @@ def run_bench(out: Path, *words: str) -> dict[str, object]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    result: dict[str, object] = json.loads(out.read_text())
+    result: dict[str, Any] = json.loads(out.read_text())
     return result
 
 
@@ -49,6 +51,35 @@ def test_arms_choose_the_same_tokens(tmp_path: Path, page_size: int) -> None:
         for arm in cell["arms"].values():
             assert 0 < arm["attention_ms"]["median"] < arm["step_ms"]["median"]
     assert figures_document(result)["figures"] == {}
+    cells[0] |= {"batch": 32, "context": 256}
+    figures = figures_document(result)["figures"]
+    (name,) = figures
+    assert name == "cpu_decode_ratio_bs32_ctx256"
+    assert figures[name]["value"] == cells[0]["speed_ratios"]["hook_only_vs_stock"]["median"]
+
+
+def test_what_is_measured_by_default_is_what_is_published() -> None:
+    assert {(cell.batch, cell.context) for cell in parse_cells(CELLS)} == set(FIGURE_CELLS)
+
+
+def test_an_extend_after_a_cached_prefix_agrees_too(tmp_path: Path) -> None:
+    """The step has a prefix that was never computed here, and one new token."""
+    result = run_bench(
+        tmp_path / "result.json",
+        *("--context", "301", "--repeats", "3", "--page-size", "16"),
+        module="extend_attention",
+    )
+    assert result["token_mismatches"] == {"native": 0, "hook-only": 0}
+    assert (result["settings"]["cached"], result["settings"]["own"]) == (300, 1)
+    for arm in result["arms"].values():
+        assert 0 < arm["attention_ms"]["median"] < arm["step_ms"]["median"]
+    assert extend_attention.figures_document(result)["figures"] == {}
+    result["settings"]["cached"] = 8191
+    figures = extend_attention.figures_document(result)["figures"]
+    assert list(figures) == ["cpu_extend_ratio_ctx8192"]
+    assert (
+        figures["cpu_extend_ratio_ctx8192"]["value"] == result["stock_over"]["hook-only"]["median"]
+    )
 
 
 def test_cells_are_parsed_or_refused() -> None:
@@ -63,4 +94,12 @@ def test_results_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixtu
     out.write_text("{}")
     assert main(["--out", str(out)]) == 2
     assert "exists" in capsys.readouterr().err
+    assert extend_attention.main(["--out", str(out)]) == 2
+    assert "exists" in capsys.readouterr().err
     assert out.read_text() == "{}"
+
+
+def test_an_extend_needs_a_prefix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--out", str(tmp_path / "result.json"), "--context", "64", "--own", "64"]
+    assert extend_attention.main(words) == 2
+    assert "--own 64" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""SGLang's model runner in this process, without a server: decode steps on chosen backends.
+"""SGLang's model runner in this process, without a server: single steps on chosen backends.
 
 For measurements and tests that must compare backends on one batch, one pool and one set of slots,
 step by step, which two servers cannot do. Slots come from SGLang's own allocator through its own
@@ -34,7 +34,7 @@ ARMS = ("stock", "native", "hook-only")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """One decode step of a whole batch on one backend.
+    """One step of a whole batch on one backend.
 
     Fields:
         wall_s: elapsed time of the forward and the sampler.
@@ -68,7 +68,7 @@ class _Clock:
 
 
 class OfflineDecoder:
-    """A loaded model and one decode batch, stepped on the stock backend or on ours.
+    """A loaded model and one batch, stepped on the stock backend or on ours.
 
     Invariants:
         Backends share the pool and the rows, and a step writes the same slots on each, so the
@@ -121,7 +121,8 @@ class OfflineDecoder:
         }
         self._attention = _Clock()
         for backend in self._backends.values():
-            _measure(backend, ("init_forward_metadata", "forward_decode"), self._attention)
+            methods = ("init_forward_metadata", "forward_decode", "forward_extend")
+            _measure(backend, methods, self._attention)
         for buffer in self._kv_buffers():
             buffer.normal_()
         self._batch: ScheduleBatch | None = None
@@ -147,13 +148,30 @@ class OfflineDecoder:
         So a request's prompt lies as the allocator gives it, and its decoded tokens between those
         of the others, as after `decoded` steps of serving.
         """
-        runner = self._runner
-        runner.req_to_token_pool.clear()
-        runner.token_to_kv_pool_allocator.clear()
+        self._batch = self._place(self._new_requests(batch_size, context - decoded))
+        for _ in range(decoded):
+            self.advance([1] * batch_size)
+
+    def start_extend(self, batch_size: int, cached: int, own: int) -> None:
+        """Give `batch_size` requests slots for `cached` tokens that count as computed and for `own`
+        more, which the steps that follow compute in one extend."""
+        requests = self._new_requests(batch_size, cached + own)
+        for request in requests:
+            request.extend_end = cached
+        self._place(requests)
+        for request in requests:
+            request.prefix_len, request.extend_end = cached, cached + own
+        self._batch = self._place(requests)
+        self._batch.input_ids = self._batch.prefill_input_ids_cpu
+
+    def _new_requests(self, batch_size: int, prompt_len: int) -> list[Req]:
+        """Requests whose prompts are still to be placed, in an empty pool."""
+        self._runner.req_to_token_pool.clear()
+        self._runner.token_to_kv_pool_allocator.clear()
         params = SamplingParams(temperature=0, max_new_tokens=1)
         requests = []
         for index in range(batch_size):
-            prompt = array("q", range(context - decoded))
+            prompt = array("q", range(prompt_len))
             request = Req(
                 rid=str(index),
                 origin_input_text="",
@@ -164,6 +182,11 @@ class OfflineDecoder:
             request.logprob_start_len = -1
             request.extend_end = len(prompt)
             requests.append(request)
+        return requests
+
+    def _place(self, requests: list[Req]) -> ScheduleBatch:
+        """Slots for each request's tokens up to `extend_end`."""
+        runner = self._runner
         batch = ScheduleBatch.init_new(
             reqs=requests,
             req_to_token_pool=runner.req_to_token_pool,
@@ -179,9 +202,7 @@ class OfflineDecoder:
         )
         batch.prepare_for_extend()
         ForwardBatch.init_new(batch, runner, return_hidden_states_before_norm=False)
-        self._batch = batch
-        for _ in range(decoded):
-            self.advance([1] * batch_size)
+        return batch
 
     def advance(self, tokens: list[int]) -> None:
         """Append one token per request: SGLang allocates and records its slot."""
@@ -191,9 +212,9 @@ class OfflineDecoder:
 
     @torch.no_grad()
     def step(self, arm: str) -> StepTime:
-        """Run the decode forward of the batch's newest tokens on one arm's backend.
+        """Run the forward of the batch's newest tokens on one arm's backend.
 
-        May be repeated on other arms before the next `advance`.
+        May be repeated, on other arms too, before the next `advance`.
         """
         assert self._batch is not None, "start_batch was not called"
         runner, attention = self._runner, self._attention
