@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,27 @@ from tests.helpers.server import (
     run_to_exit,
 )
 from tests.served.configurations import POOL_FLAGS, STRICT_CHECKS
+from vtoken_sglang import patching
+from vtoken_sglang.engine.seams import LAUNCHER_SEAMS, SCHEDULER_SEAMS
 
 pytestmark = pytest.mark.server
 
 Refuse = Callable[..., ExitedCommand]
+ENTRIES = pytest.mark.parametrize("entry", [PRODUCT, STOCK], ids=["vtoken-sglang", "launch_server"])
 
 
 @pytest.fixture
 def refuse(model_path: Path, tmp_path: Path) -> Refuse:
     """Run a serve command that must end by itself, without a traceback, leaving nothing."""
 
-    def run(*flags: str, entry: Sequence[str] = PRODUCT, model: str = "") -> ExitedCommand:
+    def run(
+        *flags: str,
+        entry: Sequence[str] = PRODUCT,
+        model: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> ExitedCommand:
         command = [*entry, "--model-path", model or str(model_path), *COMMON_FLAGS, *flags]
-        done = run_to_exit(command, tmp_path / "output.log")
+        done = run_to_exit(command, tmp_path / "output.log", environment=environment)
         assert done.status != 0, done.output
         assert "Traceback" not in done.output
         assert done.leftovers == []
@@ -63,7 +71,7 @@ def test_port_in_use(refuse: Refuse) -> None:
     assert port in line
 
 
-@pytest.mark.parametrize("entry", [PRODUCT, STOCK], ids=["vtoken-sglang", "launch_server"])
+@ENTRIES
 def test_unknown_policy(refuse: Refuse, entry: Sequence[str]) -> None:
     line = our_line(refuse("--vtoken-policy", "best", entry=entry))
     assert "--vtoken-policy: must be an installed policy" in line
@@ -92,6 +100,38 @@ def test_unsupported_mode(refuse: Refuse) -> None:
 def test_a_flag_that_sglang_does_not_know(refuse: Refuse) -> None:
     done = refuse("--vtoken-policy", "none", "--no-such-flag")
     assert done.output.rstrip().splitlines()[-1].endswith("arguments: --no-such-flag")
+
+
+@ENTRIES
+def test_sglang_without_our_patches(refuse: Refuse, tmp_path: Path, entry: Sequence[str]) -> None:
+    overlay = patching.stage_pristine_overlay(tmp_path / "released")
+    environment = {"PYTHONPATH": str(overlay)}
+    line = our_line(refuse("--vtoken-policy", "none", entry=entry, environment=environment))
+    first = patching.status(overlay / "sglang")[0]
+    assert f"seam {first.name}: patch is not applied to sglang/{first.files[0].path}" in line
+    assert "Remedy: run `vtoken-sglang patch --apply`" in line
+
+
+@pytest.mark.parametrize(
+    ("entry", "seam"),
+    [(PRODUCT, "row-release"), (STOCK, "cli-flags")],
+    ids=["vtoken-sglang", "launch_server"],
+)
+def test_sglang_changed_at_a_seam(
+    refuse: Refuse, tmp_path: Path, entry: Sequence[str], seam: str
+) -> None:
+    """A file of the scheduler's and one of the launcher's, which no patch of ours owns."""
+    overlay = patching.stage_pristine_overlay(tmp_path / "changed")
+    patching.apply(overlay / "sglang")
+    (source,) = {found.source for found in LAUNCHER_SEAMS + SCHEDULER_SEAMS if found.name == seam}
+    changed = overlay / "sglang" / source
+    content = changed.read_bytes()
+    changed.unlink()  # a link to the installed file
+    changed.write_bytes(content + b"# changed by someone\n")
+    environment = {"PYTHONPATH": str(overlay)}
+    line = our_line(refuse("--vtoken-policy", "none", entry=entry, environment=environment))
+    assert f": sglang/{source} differs from the supported release (sha256 " in line
+    assert "Remedy: reinstall the supported sglang" in line
 
 
 @pytest.fixture(scope="module")
