@@ -57,9 +57,10 @@ def read(model: Any, press: Any, item: dict[str, Any], weights: bool) -> dict[st
 def main() -> int:
     asked = json.load(sys.stdin)
     os.environ["TQDM_DISABLE"] = "1"
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         asked["model"], dtype=torch.float32, local_files_only=True, attn_implementation="sdpa"
-    ).eval()
+    )
+    model.eval()
     versions = {name: version(name) for name in ("kvpress", "transformers", "torch")}
     for number, item in enumerate(asked["items"]):
         found = {}

@@ -13,6 +13,7 @@ import argparse
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import long_context_eval  # type: ignore[import-not-found, unused-ignore]
 import nltk.tokenize  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -27,7 +28,7 @@ CHOSEN = ("niah_single_1", "niah_single_2", "niah_multikey_1", "vt", "fwe")
 TO_GENERATE = 40
 
 
-def make(task: str, settings: dict[str, str], chosen: argparse.Namespace, root: Path) -> None:
+def make(task: str, settings: dict[str, Any], chosen: argparse.Namespace, root: Path) -> None:
     """Run the generator of one task as its command line would."""
     kind = TASKS[settings["task"]]
     arguments = {
@@ -41,7 +42,7 @@ def make(task: str, settings: dict[str, str], chosen: argparse.Namespace, root: 
         "num_samples": chosen.samples,
         "random_seed": chosen.seed,
         "template": kind["template"] + kind.get("answer_prefix", ""),
-        **dict(settings.get("args", {})),
+        **settings.get("args", {}),
     }
     script = root / "data" / "synthetic" / f"{settings['task']}.py"
     sys.argv = [str(script)]

@@ -31,10 +31,9 @@ def tables(document: Mapping[str, Any]) -> dict[str, str]:
 def fill(text: str, document: Mapping[str, Any]) -> str:
     """`text` with every table between `<!-- NAME -->` and `<!-- end -->` replaced."""
     for name, table in tables(document).items():
-        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-        text = re.sub(
-            pattern, lambda match, t=table: f"{match[1]}{t}\n{match[2]}", text, flags=re.DOTALL
-        )
+        pattern = rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)"
+        escaped = table.replace("\\", r"\\")
+        text = re.sub(pattern, f"{escaped}\n", text, flags=re.DOTALL)
     return text
 
 

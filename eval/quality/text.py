@@ -25,7 +25,7 @@ def conversation_text(conversation: Conversation, tokenizer: ChatTokenizer) -> s
             {"role": "user", "content": user},
             {"role": "assistant", "content": assistant},
         ]
-    return tokenizer.render(messages)
+    return str(tokenizer.render(messages))
 
 
 def _shuffled(dataset: Dataset, seed: int) -> Iterator[Conversation]:
