@@ -12,6 +12,9 @@ Row = Mapping[str, Any]
 # column -> (figure, factor); a figure of the row, as median
 COLUMNS = (
     ("tokens/s", "output_tokens_per_s", 1.0),
+    ("held/request, tokens", "used_tokens_per_request", 1.0),
+    ("recall, %", "recall", 100.0),
+    ("agreement, %", "agreement", 100.0),
     ("TTFT p95, s", "ttft.p95", 1.0),
     ("TPOT p50, ms", "tpot.p50", 1000.0),
     ("e2e p95, s", "e2e.p95", 1.0),
@@ -19,7 +22,6 @@ COLUMNS = (
     ("queue p95, s", "queue.p95", 1.0),
     ("cached, %", "cached_share", 100.0),
     ("running", "mean_running", 1.0),
-    ("held/request, tokens", "used_tokens_per_request", 1.0),
     ("F, %", "waste_f", 100.0),
     ("freed pages", "freed_pages", 1.0),
     ("copied, MB", "copied_bytes", 1e-6),
@@ -27,8 +29,6 @@ COLUMNS = (
     ("pages saved by forks", "fork_realised_pages", 1.0),
     ("predicted", "fork_predicted_pages", 1.0),
     ("retractions", "retractions", 1.0),
-    ("recall, %", "recall", 100.0),
-    ("agreement, %", "agreement", 100.0),
 )
 SHOWN_RATIOS = (
     ("tokens/s, of native's", "native", "output_tokens_per_s"),
@@ -44,9 +44,11 @@ def overview_table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for label, name, factor in COLUMNS:
         if any(name in row["figures"] for row in rows):
             columns.append((label, partial(_median, name=name, factor=factor)))
+    ratios: list[tuple[str, Callable[[Row], str]]] = []
     for label, reference, name in SHOWN_RATIOS:
         if any(name in row["ratios"].get(reference, {}) for row in rows):
-            columns.append((label, partial(_ratio, reference=reference, name=name)))
+            ratios.append((label, partial(_ratio, reference=reference, name=name)))
+    columns[1:1] = ratios  # beside the throughput that they are of
     return {
         "head": [label for label, _ in columns],
         "rows": [

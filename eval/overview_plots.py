@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from .compare import arm_names, runs_of
-from .plots import EVICTABLE, SIZE, USED, colours, new_figure, styled
+from .plots import EVICTABLE, SIZE, USED, add_legend, colours, new_figure, styled
 
 Row = Mapping[str, Any]
 Run = Mapping[str, Any]
@@ -55,8 +55,7 @@ def quality_against_memory(rows: Sequence[Row], quality: str, label: str) -> Fig
     axes.set_ylabel(f"{label}, %")
     axes.set_ylim(-4, 104)
     axes.set_xlim(left=0)
-    if shown:
-        axes.legend(fontsize=8, ncols=2, loc="best", handletextpad=0.3, columnspacing=0.8)
+    add_legend(figure, axes)
     return figure
 
 
@@ -88,7 +87,9 @@ def pool_maps(runs: Sequence[Run], capacity: float) -> Figure:
         spare.set_axis_off()
     grid[0][0].set_xlim(0, longest)
     grid[0][0].set_ylim(0, capacity * 1.08)
-    grid[0][0].legend(fontsize=7, loc="upper right", handlelength=1.0)
+    figure.legend(
+        *grid[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=8
+    )
     figure.supxlabel("seconds", fontsize=9)
     figure.supylabel("tokens of the pool", fontsize=9)
     return figure

@@ -18,6 +18,7 @@ from .compare import RATIO_FIGURES, arm_names, paired_ratios, runs_of
 
 SIZE = (4.9, 3.0)  # inches; about 350 CSS pixels wide at a scale of 1
 PNG_DPI = 160
+MOST_INSIDE, LEGEND_COLUMNS = 4, 4
 # Told apart by people with any colour vision; known arms keep their colour in every report.
 COLOURS = {
     "stock": "#6b7280", "native": "#0072b2", "hook-only": "#d55e00", "naive": "#8a6d00",
@@ -82,6 +83,22 @@ def to_png(figure: Figure) -> bytes:
     return stream.getvalue()
 
 
+def add_legend(figure: Figure, axes: Axes) -> None:
+    """A legend inside the axes, or below them where it would hide too much."""
+    handles, labels = axes.get_legend_handles_labels()
+    if not labels:
+        return
+    if len(labels) <= MOST_INSIDE:
+        axes.legend(loc="lower right")
+        return
+    lines = -(-len(labels) // LEGEND_COLUMNS)
+    figure.set_figheight(figure.get_figheight() + 0.19 * lines)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize=8,
+        columnspacing=1.0, handlelength=1.2,
+    )  # fmt: skip
+
+
 def new_figure(size: tuple[float, float] = SIZE) -> tuple[Figure, Axes]:
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.add_subplot()
@@ -113,8 +130,7 @@ def latency_cdf(runs: Sequence[Run], values_of: Any, label: str) -> Figure:
     axes.set_ylabel("share of samples")
     axes.set_ylim(0, 1.01)
     axes.set_xlim(left=0)
-    if axes.lines:
-        axes.legend(loc="lower right")
+    add_legend(figure, axes)
     return figure
 
 
@@ -136,7 +152,7 @@ def per_repeat(runs: Sequence[Run], values_of: Any, label: str) -> Figure:
     last = max(int(run["repeat"]) for run in runs) + 1
     axes.set_xlim(0.6, last + 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(loc="lower right")
+    add_legend(figure, axes)
     return figure
 
 

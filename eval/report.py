@@ -14,7 +14,7 @@ from .compare import FIGURES
 from .errors import ResultsError
 from .overview import overview_table
 from .provenance import device_label, portable
-from .report_plots import Plot, figures_plots, result_plots
+from .report_plots import FEW_ARMS, Plot, figures_plots, result_plots
 from .results import write_new
 from .rows import rows_of, study_name
 from .table import memory_lines, number, token_lines, warning_lines
@@ -76,11 +76,11 @@ def render(results: Sequence[Mapping[str, Any]], figures: Sequence[Mapping[str, 
 
 def section(result: Mapping[str, Any]) -> dict[str, Any]:
     """What the template shows of one result."""
-    runs = result["runs"]
+    runs, few = result["runs"], len(result["summary"]) <= FEW_ARMS + 1
     return {
         "title": f"{result['model']['name']}, {study_name(result)}",
         "facts": headline_facts(result),
-        "cards": [card(entry) for entry in result["comparisons"]],
+        "cards": [card(entry) for entry in result["comparisons"]] if few else [],
         "tokens": [*token_lines(result), *memory_lines(result)],
         "arms": result["arms"],
         "summary": summary_table(result),
