@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ def add_options(name: str, command: argparse.ArgumentParser) -> None:
     if name in ("questions", "served"):
         add("--needles", type=int, default=1, metavar="N", help="per length and depth (default: 1)")
         add("--conversations", type=int, default=5, metavar="N", help="for recall (default: 5)")
+        add("--lengths", type=int, choices=(1, 2, 3), default=3, metavar="N",
+            help="how many of the lengths 1024, 2048, 3072 (default: 3)")  # fmt: skip
     if name == "seeds":
         add("--conversations", type=int, default=4, metavar="N", help="default: 4")
     if name == "plots":
@@ -61,6 +63,10 @@ class Inputs:
     dataset: Dataset
     settings: dict[str, Any]
     deadline: Deadline
+
+    def source(self, key: str) -> Iterator[str]:
+        """Sentences for the text around one question."""
+        return sentences(self.dataset, key)
 
 
 def inputs_of(chosen: argparse.Namespace) -> Inputs:
@@ -87,7 +93,6 @@ def write(
     words: Sequence[str],
     figures: Figures,
     settings: Mapping[str, Any],
-    repeats: int,
 ) -> None:
     """Merge one command's figures into --out and draw the plots beside it."""
     document = {
@@ -97,7 +102,7 @@ def write(
         "device": provenance.device_label(provenance.machine("cpu")),
         "versions": provenance.versions(),
         "settings": {**settings, "patch_series": provenance.patch_series_hash()},
-        "repeats": repeats,
+        "repeats": 1,
         "figures": figures,
     }
     written = write_figures(chosen.out, document, getattr(chosen, "force", False))
@@ -109,7 +114,7 @@ def write(
 def perplexity_command(chosen: argparse.Namespace, words: list[str]) -> bool:
     inputs = inputs_of(chosen)
     cells = grid(policy_names())
-    settings = {**inputs.settings, **perplexity.SETTINGS, "texts": chosen.texts}
+    settings = {**inputs.settings, **perplexity.SETTINGS}
     rows = Rows(
         chosen.work / "perplexity.jsonl", {**settings, "cells": [cell.name for cell in cells]}
     )
@@ -118,35 +123,33 @@ def perplexity_command(chosen: argparse.Namespace, words: list[str]) -> bool:
     model = ReferenceModel.load(Path(inputs.model))
     if not perplexity.measure(model, texts, cells, rows, inputs.deadline):
         return False
-    write(chosen, words, perplexity.figures(rows.found), settings, len(rows.found))
+    found = {unit: rows.found[unit] for unit in map(str, range(chosen.texts))}
+    write(chosen, words, perplexity.figures(found), {**settings, "requests": chosen.texts})
     return True
 
 
 def _questions(chosen: argparse.Namespace, inputs: Inputs) -> list[Task]:
-    source = sentences(inputs.dataset, chosen.seed)
+    lengths, source = LENGTHS[: chosen.lengths], inputs.source
     return [
-        *needles(inputs.tokenizer, source, LENGTHS, DEPTHS, chosen.needles, chosen.seed),
+        *needles(inputs.tokenizer, source, lengths, DEPTHS, chosen.needles, chosen.seed),
         *recalls(inputs.tokenizer, source, RECALL_LENGTH, chosen.conversations, chosen.seed),
     ]
 
 
 def questions_command(chosen: argparse.Namespace, words: list[str]) -> bool:
     inputs = inputs_of(chosen)
-    tasks = _questions(chosen, inputs)
-    settings = {
-        **inputs.settings, **questions.SETTINGS, "needles_per_place": chosen.needles,
-        "lengths": LENGTHS, "depths": DEPTHS, "conversations": chosen.conversations,
-        "recall_tokens": RECALL_LENGTH,
+    sizes = {
+        "needle_lengths": LENGTHS[: chosen.lengths], "needle_depths": DEPTHS,
+        "needles_per_place": chosen.needles, "conversations": chosen.conversations,
     }  # fmt: skip
-    return _answer(chosen, words, inputs, tasks, settings, "questions.jsonl")
+    return _answer(chosen, words, inputs, _questions(chosen, inputs), sizes)
 
 
 def ruler_command(chosen: argparse.Namespace, words: list[str]) -> bool:
     inputs = inputs_of(chosen)
     tasks = ruler.read_tasks(chosen.ruler_data, inputs.tokenizer, chosen.samples)
     names = sorted({task.facts["task"] for task in tasks})
-    settings = {**inputs.settings, **questions.SETTINGS, "tasks": names, "samples": chosen.samples}
-    return _answer(chosen, words, inputs, tasks, settings, "ruler.jsonl")
+    return _answer(chosen, words, inputs, tasks, {"tasks": names, "samples": chosen.samples})
 
 
 def _answer(
@@ -154,16 +157,24 @@ def _answer(
     words: list[str],
     inputs: Inputs,
     tasks: Sequence[Task],
-    settings: dict[str, Any],
-    name: str,
+    sizes: Mapping[str, Any],
 ) -> bool:
     cells = grid(policy_names())
-    rows = Rows(chosen.work / name, {**settings, "cells": [cell.name for cell in cells]})
+    settings = {**inputs.settings, **questions.SETTINGS, "recall_tokens": RECALL_LENGTH}
+    rows = Rows(
+        chosen.work / f"{chosen.command}.jsonl",
+        {**settings, "cells": [cell.name for cell in cells]},
+    )
     model = ReferenceModel.load(Path(inputs.model))
     ends = _end_tokens(model)
     if not questions.measure(model, inputs.tokenizer, tasks, cells, rows, inputs.deadline, ends):
         return False
-    write(chosen, words, questions.figures(rows.found), settings, len(tasks))
+    found = {
+        unit: rows.found[unit]
+        for task in tasks
+        for unit in (questions.unit_of(task, place) for place in questions.placements_of(task))
+    }
+    write(chosen, words, questions.figures(found), {**settings, **sizes, "requests": len(tasks)})
     return True
 
 
@@ -180,9 +191,9 @@ def served_command(chosen: argparse.Namespace, words: list[str]) -> bool:
         task
         for task in tasks
         if task.facts.get("length", LENGTHS[0]) == LENGTHS[0] and task.name.endswith("_0")
-        or task.name.startswith("0_") and task.facts["fact"] in ("city", "pet")
+        or task.name.startswith("0_") and task.facts["fact"] in ("name", "locker")
     ]  # fmt: skip
-    settings = {**inputs.settings, **served.SETTINGS, "questions": len(wanted)}
+    settings = {**inputs.settings, **served.SETTINGS}
     rows = Rows(chosen.work / "served.jsonl", settings)
     everything = [Cell(policy, 1.0) for policy in policy_names()]
     cells = grid(policy_names())
@@ -198,7 +209,7 @@ def served_command(chosen: argparse.Namespace, words: list[str]) -> bool:
         **served.keep_all_figure(rows.found),
         **served.disagreements(rows.found, _reference_rows(chosen.work)),
     }
-    write(chosen, words, found, settings, len(wanted))
+    write(chosen, words, found, {**settings, "requests": len(wanted)})
     return True
 
 
@@ -211,16 +222,13 @@ def _reference_rows(work: Path) -> dict[str, Any]:
 
 def seeds_command(chosen: argparse.Namespace, words: list[str]) -> bool:
     inputs = inputs_of(chosen)
-    source = sentences(inputs.dataset, chosen.seed)
-    tasks = recalls(inputs.tokenizer, source, RECALL_LENGTH, chosen.conversations, chosen.seed)
-    settings = {
-        **inputs.settings, **served.SETTINGS, "conversations": chosen.conversations,
-        "recall_tokens": RECALL_LENGTH,
-    }  # fmt: skip
+    count = chosen.conversations
+    tasks = recalls(inputs.tokenizer, inputs.source, RECALL_LENGTH, count, chosen.seed)
+    settings = {**inputs.settings, **served.SETTINGS, "recall_tokens": RECALL_LENGTH}
     rows = Rows(chosen.work / "seeds.jsonl", settings)
     if not seeds.measure(inputs.model, inputs.tokenizer, tasks, rows, inputs.deadline):
         return False
-    write(chosen, words, seeds.figures(rows.found), settings, chosen.conversations)
+    write(chosen, words, seeds.figures(rows.found), {**settings, "requests": len(tasks)})
     return True
 
 
@@ -228,11 +236,12 @@ def kvpress_command(chosen: argparse.Namespace, words: list[str]) -> bool:
     inputs = inputs_of(chosen)
     length = perplexity.PROMPT + perplexity.CONTINUATION
     texts = passages(inputs.dataset, inputs.tokenizer, chosen.texts, length, chosen.seed)
-    source = sentences(inputs.dataset, chosen.seed + 1)
-    asked = needles(inputs.tokenizer, source, LENGTHS[:1], DEPTHS, chosen.needles, chosen.seed)
+    asked = needles(
+        inputs.tokenizer, inputs.source, LENGTHS[:1], DEPTHS, chosen.needles, chosen.seed
+    )
     items = peer.items_of(texts, asked, inputs.tokenizer)
     settings = {
-        **inputs.settings, **peer.SETTINGS, "texts": chosen.texts, "needles": len(asked),
+        **inputs.settings, **peer.SETTINGS,
         "prompt_tokens": perplexity.PROMPT, "continuation_tokens": perplexity.CONTINUATION,
     }  # fmt: skip
     rows = Rows(chosen.work / "kvpress.jsonl", settings)
@@ -242,13 +251,18 @@ def kvpress_command(chosen: argparse.Namespace, words: list[str]) -> bool:
     )
     if not finished:
         return False
-    settings["kvpress_versions"] = rows.found["kvpress/versions"]
-    write(chosen, words, peer.figures(rows.found, items), settings, len(items))
+    sizes = {
+        "requests": len(items),
+        "texts": chosen.texts,
+        "needles": len(asked),
+        "kvpress_versions": rows.found["kvpress/versions"],
+    }
+    write(chosen, words, peer.figures(rows.found, items), {**settings, **sizes})
     return True
 
 
 def lines_command(chosen: argparse.Namespace, words: list[str]) -> bool:
-    write(chosen, words, lines_figure(), {}, 1)
+    write(chosen, words, lines_figure(), {})
     return True
 
 

@@ -23,7 +23,7 @@ from long_context_eval.data.synthetic.constants import (  # type: ignore[import-
     TASKS,
 )
 
-CHOSEN = ("niah_single_1", "niah_single_2", "niah_multikey_1", "vt", "fwe")
+CHOSEN = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "vt")
 # Room that a prompt leaves for the answer, in tokens.
 TO_GENERATE = 40
 

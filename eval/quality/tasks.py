@@ -7,7 +7,7 @@ or after it has seen the question.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -16,29 +16,21 @@ from vtoken_sglang_eval.chat import ChatTokenizer, Message
 
 from .text import filler
 
+# Key -> sentences of text around a question: the same for a key whatever else is asked.
+Source = Callable[[str], Iterator[str]]
 MARK = "VTOKENQUESTIONMARK"
 THINGS = ("lantern", "harbour", "orchard", "violin", "glacier", "compass", "meadow", "anchor")
 COLOURS = ("amber", "crimson", "violet", "silver", "olive", "scarlet", "turquoise", "ivory")
 NAMES = ("Amelia", "Bruno", "Clara", "Dmitri", "Elena", "Felix", "Greta", "Hugo", "Irene", "Jonas")
-CITIES = ("Lisbon", "Oslo", "Quebec", "Nairobi", "Kyoto", "Dublin", "Prague", "Havana", "Seattle")
-ANIMALS = ("rabbit", "parrot", "horse", "turtle", "hamster", "goat", "falcon", "donkey")
-FOODS = (
-    "pancakes",
-    "lentils",
-    "mushrooms",
-    "dumplings",
-    "olives",
-    "cherries",
-    "noodles",
-    "waffles",
-)
 FACTS = (
-    ("name", "My name is {}.", "What is my name?", "Your name is", NAMES),
-    ("city", "I live in {}.", "Which city do I live in?", "You live in", CITIES),
-    ("pet", "My pet is a {}.", "What kind of animal is my pet?", "Your pet is a", ANIMALS),
-    ("food", "My favourite food is {}.", "What is my favourite food?", "Your favourite food is",
-     FOODS),
+    ("name", "My name is {}.", "What is my name?", "Your name is"),
+    ("sister", "My sister is called {}.", "What is my sister called?", "Your sister is called"),
+    ("locker", "The code of my locker is {}.", "What is the code of my locker?",
+     "The code of your locker is"),
+    ("flight", "My flight has the number {}.", "What number does my flight have?",
+     "Your flight has the number"),
 )  # fmt: skip
+NUMBERED = ("locker", "flight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +79,7 @@ def split_prompt(
 
 def needles(
     tokenizer: ChatTokenizer,
-    source: Iterator[str],
+    source: Source,
     lengths: Sequence[int],
     depths: Sequence[float],
     repeats: int,
@@ -96,17 +88,18 @@ def needles(
     """A five-digit code stated once in unrelated text, at every length and depth.
 
     Args:
-        source: sentences of the text around it.
+        source: the text around it.
         lengths: tokens of that text. depths: where in it, 0 = start, 1 = end.
     """
     tasks = []
     for repeat in range(repeats):
         for length in lengths:
             for depth in depths:
-                random = Random(f"{seed} {repeat} {length} {depth}")
+                key = f"needle {seed} {repeat} {length} {depth:g}"
+                random = Random(key)
                 thing = f"{random.choice(COLOURS)} {random.choice(THINGS)}"
                 code = str(random.randrange(10000, 100000))
-                texts, sizes = filler(source, tokenizer, length)
+                texts, sizes = filler(source(key), tokenizer, length)
                 at, passed = 0, 0
                 while at < len(texts) and passed + sizes[at] / 2 < depth * sum(sizes):
                     passed += sizes[at]
@@ -136,7 +129,7 @@ def needles(
 
 
 def recalls(
-    tokenizer: ChatTokenizer, source: Iterator[str], length: int, conversations: int, seed: int
+    tokenizer: ChatTokenizer, source: Source, length: int, conversations: int, seed: int
 ) -> list[Task]:
     """Four facts told in turn 1, other matters in turn 2, one fact asked in turn 3.
 
@@ -145,9 +138,14 @@ def recalls(
     """
     tasks = []
     for number in range(conversations):
-        random = Random(f"{seed} {number}")
-        told = {name: random.choice(values) for name, _, _, _, values in FACTS}
-        texts, _ = filler(source, tokenizer, length)
+        key = f"recall {seed} {number}"
+        random = Random(key)
+        names = iter(random.sample(NAMES, len(FACTS)))
+        told = {
+            name: str(random.randrange(1000, 10000)) if name in NUMBERED else next(names)
+            for name, *_ in FACTS
+        }
+        texts, _ = filler(source(key), tokenizer, length)
         half = len(texts) // 2
         introduction = " ".join(statement.format(told[name]) for name, statement, *_ in FACTS)
         history = [
@@ -156,7 +154,7 @@ def recalls(
             {"role": "user", "content": " ".join(texts[:half])},
             {"role": "assistant", "content": " ".join(texts[half:])},
         ]
-        for name, _, question, lead, _ in FACTS:
+        for name, _, question, lead in FACTS:
             asked = {"role": "user", "content": f"Thank you. {MARK}{question}"}
             before, after = split_prompt(tokenizer, [*history, asked], lead)
             tasks.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from zlib import crc32
 
 import numpy as np
 from vtoken_sglang_eval.chat import ChatTokenizer
@@ -28,8 +29,9 @@ def conversation_text(conversation: Conversation, tokenizer: ChatTokenizer) -> s
     return str(tokenizer.render(messages))
 
 
-def _shuffled(dataset: Dataset, seed: int) -> Iterator[Conversation]:
-    for at in np.random.default_rng(seed).permutation(len(dataset.conversations)).tolist():
+def _shuffled(dataset: Dataset, seed: str) -> Iterator[Conversation]:
+    random = np.random.default_rng(crc32(seed.encode()))
+    for at in random.permutation(len(dataset.conversations)).tolist():
         yield dataset.conversations[at]
 
 
@@ -42,7 +44,7 @@ def passages(
         DatasetError: fewer conversations are long enough.
     """
     found: list[list[int]] = []
-    for conversation in _shuffled(dataset, seed):
+    for conversation in _shuffled(dataset, str(seed)):
         texts = (*conversation.user_turns, *conversation.assistant_turns)
         if len(conversation.assistant_turns) < 2:
             continue
@@ -57,8 +59,8 @@ def passages(
     raise DatasetError(f"{dataset.name}: fewer than {count} conversations have {length} tokens")
 
 
-def sentences(dataset: Dataset, seed: int) -> Iterator[str]:
-    """English-looking sentences of assistants' answers, in an order drawn from the seed.
+def sentences(dataset: Dataset, seed: str) -> Iterator[str]:
+    """English-looking sentences of assistants' answers; the seed draws the order of conversations.
 
     Sentences with digits are left out: an answer that is a number must stand in one place only.
     """

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Any
 
 import pytest
 from vtoken_sglang_eval.errors import DatasetError
@@ -39,7 +38,7 @@ def dataset(turns: Sequence[str], records: int = 1) -> Dataset:
     )
 
 
-def endless() -> Any:
+def endless(key: str = "") -> Iterator[str]:
     return (f"This is sentence {'x' * (1 + number % 7)} of the notes." for number in count())
 
 
@@ -49,7 +48,7 @@ def text_of(task: Task) -> str:
 
 def test_needles_follow_from_the_seed() -> None:
     first, same, other = (
-        needles(TOKENIZER, endless(), (400, 900), (0.1, 0.9), 2, seed) for seed in (5, 5, 6)
+        needles(TOKENIZER, endless, (400, 900), (0.1, 0.9), 2, seed) for seed in (5, 5, 6)
     )
     assert first == same
     assert [task.answers for task in first] != [task.answers for task in other]
@@ -58,7 +57,7 @@ def test_needles_follow_from_the_seed() -> None:
 
 @pytest.mark.parametrize("depth", [0.0, 0.25, 0.5, 0.75, 1.0])
 def test_the_needle_is_where_it_was_asked_for(depth: float) -> None:
-    (task,) = needles(TOKENIZER, endless(), (2000,), (depth,), 1, 0)
+    (task,) = needles(TOKENIZER, endless, (2000,), (depth,), 1, 0)
     text, (code,) = text_of(task), task.answers
     begin, end = text.index("This is"), text.rindex("of the notes.")
     assert text.count(code) == 1
@@ -72,7 +71,7 @@ def test_the_needle_is_where_it_was_asked_for(depth: float) -> None:
 
 
 def test_the_question_is_the_second_part_and_leads_into_the_answer() -> None:
-    (task,) = needles(TOKENIZER, endless(), (400,), (0.5,), 1, 0)
+    (task,) = needles(TOKENIZER, endless, (400,), (0.5,), 1, 0)
     context, question = TOKENIZER.decode(task.context), TOKENIZER.decode(task.question)
     assert MARK not in context + question
     assert question.startswith("What is the access code of the ")
@@ -83,8 +82,8 @@ def test_the_question_is_the_second_part_and_leads_into_the_answer() -> None:
 
 
 def test_facts_are_told_in_turn_one_and_asked_in_turn_three() -> None:
-    tasks = recalls(TOKENIZER, endless(), 600, 2, 0)
-    assert tasks == recalls(TOKENIZER, endless(), 600, 2, 0)
+    tasks = recalls(TOKENIZER, endless, 600, 2, 0)
+    assert tasks == recalls(TOKENIZER, endless, 600, 2, 0)
     assert len(tasks) == 2 * len(FACTS)
     for task in tasks:
         turns = text_of(task).split("<user>")[1:]
@@ -121,7 +120,7 @@ def test_score(answers: tuple[str, ...], text: str, expected: float) -> None:
 def test_sentences_are_plain_and_hold_no_number() -> None:
     text = "Short. This one is a plain sentence of words. It has 3 numbers in it, no good. "
     text += "Nor does one without an end count here:\n\nAnd this is\nsplit over two lines."
-    found = list(sentences(dataset([text]), 0))
+    found = list(sentences(dataset([text]), "a"))
     assert found[0] == "This one is a plain sentence of words."
     assert found[1].endswith("And this is split over two lines.")
     assert len(found) == 2
