@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -190,3 +192,24 @@ def test_answers_end_with_their_workload(tmp_path: Path) -> None:
     built: Workload = build_workload(*source("reasoning", tmp_path), TOKENIZER)
     assert all(session.turns == 1 for session in built.sessions)
     assert all(len(session.expected[0]) == 1 for session in built.sessions)
+
+
+def test_a_data_set_by_name_is_read_through_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def load_rows(path: str, name: str | None, split: str) -> list[dict[str, Any]]:
+        asked.append((path, name, split))
+        if path == "nobody/nothing":
+            raise ConnectionError("no route to it\nand a long story")
+        return [{"context": "Text. " * 90, "input": "Who?", "answers": ["Ada"]}]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_rows))
+    config = replace(BASE, workload="document_questions", dataset="hf:owner/bench/part:train")
+    (document,) = load_source(config).documents
+    assert document.questions[0].answers == ("Ada",)
+    assert asked == [("owner/bench", "part", "train")]
+    with pytest.raises(
+        DatasetError, match=r"hf:nobody/nothing cannot be loaded \(no route to it\)"
+    ):
+        load_source(replace(config, dataset="hf:nobody/nothing"))
+    assert asked[-1] == ("nobody/nothing", None, "test")
