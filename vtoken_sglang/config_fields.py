@@ -17,7 +17,7 @@ Value = str | int | float | bool | None
 Label = Callable[[str], str]
 
 MOST_TOKENS: Final = 2**31 - 1
-OBSERVED_LAYERS: Final = r"all|last|every:[1-9][0-9]{0,3}"
+OBSERVED_LAYERS: Final = r"none|all|last|every:[1-9][0-9]{0,3}"
 ARMS: Final = ("native", "hook-only", "naive", "reclaim")
 ARMS_WITHOUT_PRUNING: Final = ("native", "hook-only")
 
@@ -158,9 +158,10 @@ _SPECS: Final = (
         kind=str,
         default="all",
         pattern=OBSERVED_LAYERS,
-        rule="must be 'all', 'last' or 'every:K' with K at least 1",
+        rule="must be 'none', 'all', 'last' or 'every:K' with K at least 1",
         help="layers whose attention is observed for policies that look at it: all, last, or "
-        "every:K (each K-th, counted back from the last)",
+        "every:K (each K-th, counted back from the last); none refuses such policies, and captured "
+        "graphs are spared the kernels that look",
     ),
     FlagSpec(
         name="observe_every",

@@ -125,6 +125,7 @@ def test_the_table_grows_with_the_requests() -> None:
 def test_layers_are_counted_back_from_the_last() -> None:
     assert observed_layers("all", 3) == {0, 1, 2}
     assert observed_layers("last", 5) == {4}
+    assert observed_layers("none", 5) == set()
     assert observed_layers("every:2", 5) == {4, 2, 0}
     assert observed_layers("every:4", 6) == {5, 1}
     assert observed_layers("every:99", 6) == {5}

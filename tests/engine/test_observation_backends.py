@@ -71,7 +71,10 @@ def test_an_unwatched_step_runs_the_stock_kernel(monkeypatch: pytest.MonkeyPatch
     assert not bool(backend.tap.scores.any())
 
 
-def test_without_a_policy_there_is_no_tap() -> None:
+def test_without_a_policy_or_layers_there_is_no_tap(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, backend, _ = make()
+    assert backend.tap is None
+    ask_for_observation(monkeypatch, "none")
     _, backend, _ = make()
     assert backend.tap is None
 

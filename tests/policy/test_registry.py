@@ -12,7 +12,12 @@ from tests.policy.matrix import SHAPES, check_policy, make_view
 from vtoken_sglang.config import RequestOptions, VTokenConfig
 from vtoken_sglang.errors import ConfigError
 from vtoken_sglang.policy.names import BUILT_IN, ENTRY_POINT_GROUP, policy_targets
-from vtoken_sglang.policy.registry import available, describe_policies, load_policy
+from vtoken_sglang.policy.registry import (
+    available,
+    check_observed,
+    describe_policies,
+    load_policy,
+)
 from vtoken_sglang.policy.victims import choose_victims
 
 MODULE = '''
@@ -78,6 +83,16 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="streaming_llm") as caught:
         load_policy("streaming-llm")
     assert caught.value.value == "streaming-llm"
+
+
+def test_a_policy_that_looks_at_attention_is_refused_where_none_is_observed() -> None:
+    for name in ("random", "streaming_llm", "knorm", "keydiff"):
+        check_observed(name, "none", "vtoken.policy")
+    for name in ("h2o", "scissorhands", "snapkv", "tova"):
+        check_observed(name, "last", "vtoken.policy")
+        with pytest.raises(ConfigError, match="observes none") as caught:
+            check_observed(name, "none", "vtoken.policy")
+        assert (caught.value.field, caught.value.value) == ("vtoken.policy", name)
 
 
 def test_third_party_policy_installs_without_touching_the_project(install: Install) -> None:

@@ -85,6 +85,10 @@ def test_unknown_policy(refuse: Refuse, entry: Sequence[str]) -> None:
         (("--vtoken-keep", "0.5"), "--vtoken-keep: needs --vtoken-policy"),
         (("--vtoken-policy", "none", "--vtoken-sink", "-1"), "--vtoken-sink: must be at least 0"),
         (("--vtoken-policy", "none", "--vtoken-sink"), "--vtoken-sink"),
+        (
+            ("--vtoken-policy", "h2o", "--vtoken-keep", "0.5", "--vtoken-observe-layers", "none"),
+            "--vtoken-policy: looks at attention, and this server observes none",
+        ),
     ],
 )
 def test_bad_option(refuse: Refuse, flags: tuple[str, ...], said: str) -> None:

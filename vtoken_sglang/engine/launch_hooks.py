@@ -6,11 +6,18 @@ import argparse
 from typing import Any
 
 from vtoken_sglang import config as vtoken_config
-from vtoken_sglang.config import RequestOptions, from_environment, from_namespace, to_environment
+from vtoken_sglang.config import (
+    RequestOptions,
+    VTokenConfig,
+    from_environment,
+    from_namespace,
+    to_environment,
+)
 from vtoken_sglang.engine.attestation import ATTESTATION_KEY, expected_attestation
 from vtoken_sglang.engine.installation import refuse, verify_installation
 from vtoken_sglang.engine.seams import LAUNCHER_SEAMS, SCHEDULER_SEAMS
 from vtoken_sglang.errors import ConfigError, SeamError, VTokenError
+from vtoken_sglang.policy.names import NO_POLICY
 
 
 def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
@@ -51,6 +58,14 @@ def _check_trace(path: str | None) -> None:
         raise ConfigError("--vtoken-trace", rule, path) from error
 
 
+def _check_observed(config: VTokenConfig, policy: str, field: str) -> None:
+    """Raise ConfigError if the policy looks at attention that this server does not observe."""
+    if policy != NO_POLICY:
+        from vtoken_sglang.policy.registry import check_observed
+
+        check_observed(policy, config.observe_layers, field)
+
+
 def refuse_unsupported_arguments(_result: None, server_args: Any) -> None:
     """AFTER `ServerArgs.check_server_args`: refuse modes that would be half-served."""
     from vtoken_sglang.engine.compat import refuse_server_args
@@ -61,6 +76,7 @@ def refuse_unsupported_arguments(_result: None, server_args: Any) -> None:
     try:
         refuse_server_args(server_args)
         config.validate_for_page_size(_resolved_page_size(server_args))
+        _check_observed(config, config.policy, "--vtoken-policy")
     except VTokenError as error:
         refuse(error)
 
@@ -128,6 +144,7 @@ def validate_request(tokenized: Any, manager: Any, *_args: Any, **_kwargs: Any) 
         (custom or {}).get("vtoken"),
         page_size=_resolved_page_size(manager.server_args),
     )
+    _check_observed(config, options.policy, "vtoken.policy")
     refuse_request(
         options,
         tokenized.return_logprob,

@@ -87,7 +87,7 @@ class Observer:
             self.scores = tap.scores
         self._free = list(range(len(self.scores) - 1, 0, -1))
         self.layers = observed_layers(observe_layers, len(k_buffers))
-        self.last_layer = max(self.layers)
+        self.last_layer = max(self.layers, default=-1)
         self.unwatched = 0
         self.work: DeviceWork = WorkAtOnce() if work is None else work
         self.seeds = SeedKeeper(ScoreSeeds(page_size), self.work)
@@ -290,6 +290,8 @@ def observed_layers(which: str, count: int) -> frozenset[int]:
 
     `every:K` counts back from the last, so that one is always among them.
     """
+    if which == "none":
+        return frozenset()
     if which == "all":
         return frozenset(range(count))
     if which == "last":

@@ -58,6 +58,8 @@ class AttentionTap:
             return
         keys = model_runner.token_to_kv_pool.k_buffer
         layers = observed_layers(config.observe_layers, len(keys))
+        if not layers:
+            return
         rows = model_runner.req_to_token_pool.req_to_token
         self.tap = make_tap(rows, len(keys[0]), layers)
 

@@ -42,7 +42,9 @@ def make_observer(
 
     def observation_of(request: Any) -> Observation | None:
         options = options_of(request)
-        return load_policy(options.policy).observation() if options.prunes else None
+        if not options.prunes or config.observe_layers == "none":
+            return None
+        return load_policy(options.policy).observation()
 
     def live_positions(row: int, length: int) -> NDArray[np.int64]:
         positions = np.arange(length, dtype=np.int64)

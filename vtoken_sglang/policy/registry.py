@@ -71,6 +71,20 @@ def load_policy(name: str) -> Policy:
         raise ConfigError(field, f"must need no arguments ({error!r})", target) from error
 
 
+def check_observed(name: str, observe_layers: str, field: str) -> None:
+    """Refuse policy `name` if it looks at attention and the server observes none.
+
+    Raises:
+        ConfigError: it does, with `field` named; or it cannot be loaded.
+    """
+    if observe_layers == "none" and load_policy(name).observation() is not None:
+        rule = (
+            "looks at attention, and this server observes none (--vtoken-observe-layers none); "
+            "start it with another value"
+        )
+        raise ConfigError(field, rule, name)
+
+
 def available() -> tuple[PolicyInfo, ...]:
     """Every installed policy by name, with parameters, defaults and what it does. One that
     cannot be loaded is listed with its problem, so that the others stay visible."""
