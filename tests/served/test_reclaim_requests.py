@@ -28,6 +28,7 @@ CHAT = [
 CHAT_OPTIONS = {"policy": "streaming_llm", "budget": 64, "recent": 16, "interval": 4}
 CHAT_TOKENS = 40
 GREEDY = {"temperature": 0, "ignore_eos": True}
+REFUSED = ("vtoken.keep", "vtoken.sauce", "logprob_start_len", "beam_width")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +78,19 @@ def amid_neighbours(mix: Mix) -> Mix:
 
 
 def bad_requests() -> list[tuple[str, dict[str, Any]]]:
-    sampling = {"max_new_tokens": 4, "custom_params": {"vtoken": {"keep": 7}}}
+    """In the order of `REFUSED`."""
     chat = {"messages": CHAT, "max_tokens": 4, "custom_params": {"vtoken": {"sauce": 1}}}
+    prompt_logprobs = {"return_logprob": True, "logprob_start_len": 0}
     return [
-        ("/generate", {"text": "Hello", "sampling_params": sampling}),
+        ("/generate", generate_body({"custom_params": {"vtoken": {"keep": 7}}})),
         ("/v1/chat/completions", {"model": "default", **chat}),
+        ("/generate", generate_body() | prompt_logprobs),
+        ("/generate", generate_body({"beam_width": 2})),
     ]
+
+
+def generate_body(sampling: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"text": "Hello", "sampling_params": {"max_new_tokens": 4, **(sampling or {})}}
 
 
 def test_requests_that_are_not_pruned_answer_like_stock(
@@ -122,12 +130,13 @@ def encode_chat(reference: Reference) -> Callable[[Any], list[int]]:
     return encode
 
 
-def test_bad_options_are_refused_by_name(seen: Seen) -> None:
-    assert [response.status_code for response in seen.refused] == [400, 400]
-    assert "vtoken.keep" in seen.refused[0].text
-    assert "vtoken.sauce" in seen.refused[1].text
+@pytest.mark.parametrize(("number", "field"), enumerate(REFUSED), ids=REFUSED)
+def test_what_is_not_served_is_refused_by_name(seen: Seen, number: int, field: str) -> None:
+    assert seen.refused[number].status_code == 400
+    assert f"{field}: " in seen.refused[number].text
 
 
 def test_no_checker_complained(seen: Seen) -> None:
-    refusal = "[http_server] Error: vtoken.keep"  # of the bad request above
-    assert [line for line in complaints(seen.log) if refusal not in line] == []
+    refusals = [f"[http_server] Error: {field}: " for field in REFUSED]  # of the requests above
+    left = [line for line in complaints(seen.log) if not any(text in line for text in refusals)]
+    assert left == []
