@@ -25,11 +25,9 @@ NEEDS_WEIGHTS = "ObservedAttentionPress"  # kvpress: it reads what eager attenti
 
 
 def make_press(name: str, ratio: float, seed: int) -> Any:
-    """A press with kvpress's own defaults."""
-    kind = getattr(kvpress, name)
-    if name == "RandomPress":
-        return kind(compression_ratio=ratio, seed=seed)
-    return kind(compression_ratio=ratio)
+    """A press with kvpress's own defaults; one that draws does so from `seed`."""
+    torch.manual_seed(seed)
+    return getattr(kvpress, name)(compression_ratio=ratio)
 
 
 def read(model: Any, press: Any, item: dict[str, Any], weights: bool) -> dict[str, Any]:

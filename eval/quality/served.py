@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +29,7 @@ from .tasks import Task, score
 POOL: Final = 8192
 CHUNK: Final = 8192
 KEEP_ALL: Final = "_keep100"
+FLUSH_TRIES: Final = 20
 TIMEOUT_S: Final = 300.0
 SETTINGS: Final = {"interval": INTERVAL, "page_size": PAGE_SIZE, "chunk": CHUNK, "pool": POOL}
 
@@ -84,8 +87,14 @@ class AnswerServer:
         }
 
     def flush(self) -> None:
-        """Empty the prefix cache. Raises what the request raises when the server is not idle."""
-        self._post("/flush_cache", {})
+        """Empty the prefix cache. Raises ServerError when the server does not become idle."""
+        for _ in range(FLUSH_TRIES):
+            try:
+                self._post("/flush_cache", {})
+                return
+            except urllib.error.HTTPError:  # refused while the last request is being put away
+                time.sleep(0.5)
+        raise self._server.error("the prefix cache could not be emptied")
 
     def _post(self, path: str, body: Any) -> bytes:
         headers = {"Content-Type": "application/json"}
