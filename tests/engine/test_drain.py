@@ -84,3 +84,16 @@ def test_a_scheduler_with_requests_is_drained_but_not_called_idle(sim: PrefixEng
     scheduler_hooks.drain_when_idle(stock, sim.scheduler)  # a running request is no error
     assert [orphaned for _, _, orphaned, _ in calls] == [0]
     assert sim.accounted() == sim.total
+
+
+def test_a_flush_that_sglang_refuses_flips_nothing(sim: PrefixEngine) -> None:
+    """A forward may be reading the rows."""
+    running = sim.admit("b", [*PROMPT, 7], policy="none")
+    assert running is not None
+    for copy in sim.copies.waiting:
+        copy.finish()
+    held = sim.runtime.orphaned_tokens()
+    stock, calls = watcher(sim, False)
+    assert scheduler_hooks.drain_before_flush(stock, sim.scheduler) is False
+    assert held == calls[0][2] > 0
+    sim.finish(running)

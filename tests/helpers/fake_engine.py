@@ -92,7 +92,8 @@ class FakeEngine:
             chunked_req=None,
             running_batch=SimpleNamespace(reqs=self.running),
             max_total_num_tokens=self.total,
-            is_fully_idle=lambda: not self.running,
+            is_fully_idle=lambda **_: not self.running,
+            _engine_paused=False,
         )
         monkeypatch.setattr(runtime_module, "make_copy_engine", lambda *_: self.copies)
         self.runtime = Runtime(self.scheduler, config)

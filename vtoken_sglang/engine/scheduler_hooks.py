@@ -109,8 +109,9 @@ def drain_when_idle(original: Callable[..., Any], scheduler: Any) -> Any:
 def drain_before_flush(original: Callable[..., Any], scheduler: Any, *args: Any, **kw: Any) -> Any:
     """AROUND `Scheduler.flush_cache`: a flush resets the allocator; a late copy would hit it.
 
-    Kept scores go with the prefixes that they belong to."""
-    if _runtime is not None:
+    Kept scores go with the prefixes that they belong to. SGLang refuses a flush unless it is idle;
+    then a forward may still read the rows, so nothing is flipped here."""
+    if _runtime is not None and scheduler.is_fully_idle(ignore_waiting=scheduler._engine_paused):
         _runtime.drain()
         _runtime.observer.seeds.clear()
     return original(scheduler, *args, **kw)
