@@ -122,6 +122,23 @@ def test_the_table_grows_with_the_requests() -> None:
     assert sim.scores(30) == before
 
 
+def test_a_request_without_a_free_score_row_stays_unobserved() -> None:
+    """Where graphs hold the table it cannot grow; a request is not observed from the middle on."""
+    sim = Sim(load_policy("h2o"), 30, 3, tapped=True)
+    observer = sim.observer
+    taken, observer._free = observer._free, []
+    sim.forward(0, 20, 20)
+    assert observer.unwatched == 1
+    observer._free = taken
+    sim.forward(20, 21, 20)
+    assert observer.unwatched == 1
+    assert set(sim.scores(21).values()) == {0.0}
+    observer.forget(sim.row)
+    sim.forward(0, 20, 20)
+    assert observer.unwatched == 1
+    assert max(sim.scores(20).values()) > 0
+
+
 def test_layers_are_counted_back_from_the_last() -> None:
     assert observed_layers("all", 3) == {0, 1, 2}
     assert observed_layers("last", 5) == {4}

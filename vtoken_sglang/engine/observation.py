@@ -80,6 +80,7 @@ class Observer:
         self._live_positions = live_positions
         self._live_len = live_len
         self._watched: dict[int, Watched] = {}
+        self._without: set[int] = set()  # rows whose request found no free score row
         self._tap = tap
         if tap is None:
             self.scores = torch.zeros(1 + capacity, rows.shape[1], device=rows.device)
@@ -168,7 +169,7 @@ class Observer:
         """The request's state; made when its first forward computes from position `start` on."""
         row = request.kv.req_pool_idx
         watched = self._watched.get(row)
-        if watched is not None:
+        if watched is not None or row in self._without:
             return watched
         observation = self._observation_of(request)
         if observation is None:
@@ -177,6 +178,7 @@ class Observer:
         if len(self._free) < needed and self._tap is None:
             self._grow()
         if len(self._free) < needed:
+            self._without.add(row)
             self.unwatched += 1
             return None
         taken = tuple(self._free.pop() for _ in range(needed))
@@ -280,6 +282,7 @@ class Observer:
 
     def forget(self, row: int) -> None:
         """The row went back to the pool (finish, abort or retraction)."""
+        self._without.discard(row)
         watched = self._watched.pop(row, None)
         if watched is not None:
             self._free.extend(watched.score_rows)
