@@ -74,6 +74,7 @@ def snapkv(seen: Observed, length: int, window: int = 64, kernel: int = 5) -> Te
 def scissorhands(seen: Observed, length: int, window: int = 400) -> Tensor:
     last = seen.queries(0, length)[-1]
     count = torch.zeros(length, dtype=torch.float64)
+    count[: len(seen.seed)] += seen.seed
     for query in seen.queries((last // window - 1) * window, length):
         saw = seen.visible[query, :length]
         rarely = seen.weights[:, :, query, :length] < 1 / int(saw.sum())

@@ -15,20 +15,13 @@ from tests.helpers.reference import Reference
 from tests.helpers.server_log import complaints
 from tests.served.configurations import Configuration
 from tests.served.mix import Case
-from tests.served.policy_runs import (
-    PolicyRun,
-    check_kills,
-    observe,
-    policy_case,
-    serve_policies,
-)
+from tests.served.policy_runs import PolicyRun, check_kills, policy_case, serve_policies
 from tests.served.pruned_mix import long_text
 
 pytestmark = pytest.mark.server
 
 BUSY = Configuration(16, radix=True, chunked=True, overlap=True)
 THIRD_PARTY = "every_other"
-SEED_FIRST, SEEDED, NOT_SEEDED = "prefix, first", "prefix, seeded", "prefix, not seeded"
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +32,6 @@ def cases(reference: Reference) -> dict[str, Case]:
         name: policy_case(name, (text[17 * at :] + text)[: 150 + 7 * at], 36, name)
         for at, name in enumerate(sorted(SCORES))
     }
-    for name, ending, options in (
-        (SEED_FIRST, text[:30], {}),
-        (SEEDED, text[60:95], {}),
-        (NOT_SEEDED, text[160:195], {"seed_scores": "off"}),
-    ):
-        prompt = [*text[230:342], *ending]
-        found[name] = policy_case(name, prompt, 24, "h2o", **options)
     found[THIRD_PARTY] = policy_case(THIRD_PARTY, text[200:290], 24, THIRD_PARTY, keep=0.75)
     return found
 
@@ -107,21 +93,6 @@ def test_kept_sets_are_the_plain_models(
 ) -> None:
     assert check_kills(eager, cases[name], run, page_size=16, chunk=64) == []
     assert len(run.trace[name]) >= 4
-
-
-@pytest.mark.parametrize("name", [SEEDED, NOT_SEEDED])
-def test_scores_of_a_cached_prefix_start_from_the_request_that_computed_it(
-    run: PolicyRun, cases: dict[str, Case], eager: EagerReference, name: str
-) -> None:
-    assert run.answers[name].cached == 112
-    first = observe(eager, cases[SEED_FIRST], run, chunk=64)
-    # What the first request had gathered when its prompt reached the cache: at its first look.
-    queries = first.queries(0, run.trace[SEED_FIRST][0].logical_len)
-    seed = first.mean()[queries, :112].sum(dim=0) if name == SEEDED else None
-    assert check_kills(eager, cases[name], run, page_size=16, chunk=64, seed=seed) == []
-    if seed is not None:
-        without = check_kills(eager, cases[name], run, page_size=16, chunk=64)
-        assert without != [], "the seed changes nothing here, so nothing was shown"
 
 
 def test_answers_equal_transformers_with_the_killed_tokens_masked(

@@ -7,14 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 from vtoken_sglang_eval.eager_attention import EagerReference
-from vtoken_sglang_eval.policy_reference import SCORES
+from vtoken_sglang_eval.policy_reference import SCORES, Observed
 
 from tests.helpers.reference import Reference
 from tests.helpers.server_log import complaints
 from tests.served.configurations import Configuration
 from tests.served.mix import Case
-from tests.served.policy_runs import PolicyRun, check_kills, policy_case, serve_policies
+from tests.served.policy_runs import (
+    PolicyRun,
+    check_kills,
+    observe,
+    policy_case,
+    serve_policies,
+)
 from tests.served.pruned_mix import long_text
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -46,13 +53,13 @@ class Setting:
 
 
 SETTINGS = [
+    Setting("private prompts", BUSY, options=(("publish", "never"),)),
     Setting("plain", PLAIN),
     Setting("page of one", TOKENWISE),
     Setting("page of 64", WIDE),
     Setting("last layer", BUSY, "last"),
     Setting("each 4th layer", PLAIN, "every:4"),
     Setting("each 3rd query", BUSY, "all", 3),
-    Setting("private prompts", BUSY, options=(("publish", "never"),)),
     Setting("forks", BUSY, options=(("shared", "cow"),)),
 ]
 
@@ -76,6 +83,41 @@ def cases_of(setting: Setting, text: list[int]) -> list[Case]:
         policy_case(name, (text[17 * at :] + text)[: lengths[name]], 36, name, **options)
         for at, name in enumerate(sorted(SCORES))
     ]
+
+
+def gathered(policy: str, first: Observed, length: int) -> Tensor:
+    """What a request had gathered on its first 112 tokens at this length, float64."""
+    if policy == "scissorhands":
+        return -SCORES[policy](first, length)[:112]
+    return first.mean()[first.queries(0, length), :112].sum(dim=0)
+
+
+def test_a_cached_prefix_starts_from_what_the_last_to_compute_it_gathered(
+    model_path: Path, text: list[int], eager: EagerReference, tmp_path: Path
+) -> None:
+    cases = {}
+    for at, policy in enumerate(("h2o", "scissorhands")):
+        prefix = text[230 + 400 * at :][:112]
+        for kind, ending in (("first", 0), ("on", 60), ("off", 160)):
+            seeds = "off" if kind == "off" else "on"
+            prompt = [*prefix, *text[ending : ending + 35]]
+            name = f"{policy} {kind}"
+            cases[name] = policy_case(name, prompt, 24, policy, seed_scores=seeds)
+    run = serve_policies(BUSY, list(cases.values()), model_path, tmp_path)
+    for policy in ("h2o", "scissorhands"):
+        first = observe(eager, cases[f"{policy} first"], run, chunk=64)
+        # Kept when the prompt had reached the cache, which is when it is first looked at.
+        seed = gathered(policy, first, run.trace[f"{policy} first"][0].logical_len)
+        for kind in ("on", "off"):
+            case = cases[f"{policy} {kind}"]
+            assert run.answers[case.name].cached == 112
+            started = seed if kind == "on" else None
+            lines = check_kills(eager, case, run, page_size=16, chunk=64, seed=started)
+            assert lines == [], case.name
+            other = None if kind == "on" else seed
+            wrong = check_kills(eager, case, run, page_size=16, chunk=64, seed=other)
+            assert wrong != [], f"{case.name}: the seed changes nothing here"
+    assert complaints(run.log) == []
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
