@@ -99,6 +99,7 @@ def server_lines(groups: Sequence[Sequence[Cell]]) -> list[str]:
 
 
 def _finish(options: argparse.Namespace, store: CellStore, command: str) -> int:
+    from .findings import findings
     from .overview import overview_text
     from .report import write_report
     from .rows import eval_document, rows_of, write_eval
@@ -106,7 +107,10 @@ def _finish(options: argparse.Namespace, store: CellStore, command: str) -> int:
     results = store.results()
     if not results:
         return 0
-    print(f"\n{overview_text(rows_of(results))}\n")
+    rows = rows_of(results)
+    print(f"\n{overview_text(rows)}\n")
+    for question, answer in findings(rows):
+        print(f"{question}\n  {answer}\n")
     took = sum(result["duration_s"] for result in results)
     print(f"Requests took {minutes(took)} in all calls together.")
     try:

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from . import plots
 from .compare import FIGURES
 from .errors import ResultsError
+from .findings import findings
 from .overview import overview_table
 from .provenance import device_label, portable
 from .report_plots import FEW_ARMS, Plot, figures_plots, result_plots
@@ -70,6 +71,7 @@ def render(results: Sequence[Mapping[str, Any]], figures: Sequence[Mapping[str, 
     return environment.get_template(TEMPLATE).render(
         sections=[section(result) for result in results],
         overview=overview_table(rows_of(studies)) if studies else None,
+        findings=findings(rows_of(studies)),
         figures=[figures_section(document) for document in figures],
     )
 
