@@ -174,7 +174,7 @@ _SPECS: Final = (
     FlagSpec(
         name="shared",
         kind=str,
-        default="mask",
+        default="auto",
         choices=("skip", "mask", "cow", "auto"),
         per_request=True,
         help="dead tokens in pages the radix tree owns: skip leaves them, mask drops them from "

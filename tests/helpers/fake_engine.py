@@ -24,7 +24,14 @@ from vtoken_sglang.engine import runtime as runtime_module
 from vtoken_sglang.engine import scheduler_hooks
 from vtoken_sglang.engine.runtime import Runtime
 
-WINDOW: dict[str, Any] = {"policy": "streaming_llm", "budget": 48, "sink": 4, "recent": 8}
+# There is no tree to fork from.
+WINDOW: dict[str, Any] = {
+    "policy": "streaming_llm",
+    "budget": 48,
+    "sink": 4,
+    "recent": 8,
+    "shared": "mask",
+}
 THINNED: dict[str, Any] = {"policy": "random", "keep": 0.5, "sink": 0, "recent": 8}
 LAYERS, HEADS, DIM, ROWS, WIDTH = 2, 2, 4, 8, 512
 _MARKS_PER_TOKEN = 8  # one per buffer, with room; whole numbers that float32 holds exactly
