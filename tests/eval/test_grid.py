@@ -21,6 +21,7 @@ from vtoken_sglang_eval.sources import load_source
 from vtoken_sglang_eval.workload import build_workload, workload_builders
 
 from tests.eval.builders import CharacterTokenizer, record, result_of, run_of
+from vtoken_sglang.config import RequestOptions, split_arguments
 
 BASE = {"model": "tiny", "device": "cpu", "dtype": "float32", "repeats": 2}
 
@@ -203,3 +204,15 @@ def test_every_sample_is_read_by_its_workload() -> None:
         built = build_workload(config, load_source(config), CharacterTokenizer())
         assert built.requests
     assert {path.name for path in SAMPLES.iterdir()} == set(FILES.values())
+
+
+@pytest.mark.parametrize("name", [name for name, arm in ARMS.items() if arm.prunes])
+@pytest.mark.parametrize("policy", ["random", "streaming_llm", "snapkv", "h2o"])
+def test_a_server_takes_the_flags_and_options_of_its_arms(name: str, policy: str) -> None:
+    config = EvalConfig(model="tiny", device="cpu", dtype="float32", policy=policy, keep=0.45)
+    settings, rest = split_arguments(words(name, policy=policy)[3:])
+    assert settings is not None
+    assert not [word for word in rest if "vtoken" in word]
+    options = RequestOptions.resolve(settings, ARMS[name].options(config), page_size=16)
+    assert (options.policy, options.keep) == (policy, 0.45)
+    assert (options.shared, options.publish) == (ARMS[name].shared, ARMS[name].publish)
