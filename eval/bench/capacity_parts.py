@@ -16,11 +16,11 @@ CHUNK = 256
 SLACK = 1.05
 POOLS = {"small": 4096, "large": 8192}
 # Output-heavy requests are a third as long: these pools hold about as many of them.
-OUTPUT_POOLS = {"small": 2048, "large": 4096}
+OUTPUT_POOLS = {"small": 1536, "large": 3072}
 POLICIES = ("streaming_llm", "random")
 SLA_SHAPE, SLA_POOL = "prompt_heavy", "large"
 MOST_LEVEL = 8
-PER_CLIENT = 2
+LEAST_REQUESTS = 3
 ARMS: dict[str, tuple[str, ...]] = {
     "native": ("--vtoken-policy", "none", "--vtoken-arm", "native"),
     "naive": ("--vtoken-arm", "naive"),
@@ -106,7 +106,7 @@ def frontier_loads(part: Part, client: CapacityClient, key: str) -> dict[str, An
     levels: list[dict[str, Any]] = []
     level = 1
     while level <= MOST_LEVEL:
-        prompts = shape.prompts(max(2, level) * PER_CLIENT, f"{key} level {level}")
+        prompts = shape.prompts(max(LEAST_REQUESTS, 2 * (level - 1)), f"{key} level {level}")
         levels.append(client.level(prompts, shape.answer, level).as_dict())
         if not within(levels[-1], levels[0]["token_p95"]):
             break

@@ -11,57 +11,8 @@ pytest.importorskip("sglang", reason="needs SGLang")
 
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
+from tests.helpers.admission import TREE, ask, budget_of, stock_reserve, waiting
 from tests.helpers.fake_engine import FakeEngine, FakeRequest, MakeEngine
-from vtoken_sglang.engine import capacity_hooks
-from vtoken_sglang.engine.capacity_budget import FootprintBudget
-
-TREE: Any = SimpleNamespace(supports_mamba=lambda: False, evictable_size=lambda: 0)
-
-
-def budget_of(sim: FakeEngine, *running: FakeRequest) -> PrefillBudget:
-    """The budget of a pass, charged with the running requests as `PrefillAdder` does it."""
-    budget = capacity_hooks.create_budget(
-        lambda allocator, tree, **options: PrefillBudget(allocator, tree, **options),
-        sim.allocator,
-        TREE,
-    )
-    adder = SimpleNamespace(memory_budget=budget, new_token_ratio=0.5)
-    for request in running:
-        budget.total_offset += capacity_hooks.running_reserve(stock_reserve, adder, request)
-    return budget
-
-
-def stock_reserve(adder: Any, request: FakeRequest) -> float:
-    left = request.sampling_params.max_new_tokens - len(request.output_ids)
-    return float(left * adder.new_token_ratio)
-
-
-def waiting(sim: FakeEngine, rid: str, prompt: int, new: int, **options: Any) -> FakeRequest:
-    request = sim.queue(rid, **options)
-    request.prompt_len = prompt
-    request.sampling_params.max_new_tokens = new
-    request.sampling_params.ignore_eos = False
-    return request
-
-
-def ask(budget: Any, request: FakeRequest, *running: FakeRequest, chunk: int | None = None) -> bool:
-    """What `PrefillAdder.add_one_req` asks; charges the request when it is admitted."""
-    extend = len(request.full_untruncated_fill_ids) - request.prefix_len
-    new = request.sampling_params.max_new_tokens
-    if isinstance(budget, FootprintBudget):
-        budget.consider(request, list(running), alone=not running and not budget.current_offset)
-    fits, limit = budget.check_prefill(
-        extend_input_len=extend,
-        total_tokens=extend + new + budget.page_size,
-        max_new_tokens=new,
-        input_tokens=extend,
-        swa_host_hit_length=0,
-        chunk_limit=chunk,
-    )
-    if fits:
-        chunked = limit is not None and limit < extend
-        budget.reserve(limit if chunked else extend, 0 if chunked else new)
-    return fits
 
 
 def running(sim: FakeEngine, rid: str, prompt: int, new: int, **options: Any) -> FakeRequest:
@@ -247,3 +198,23 @@ def test_a_prompt_the_tree_could_not_hold_stays_private(engine: MakeEngine) -> N
     # Nor may it lock so much of the cache that the rest finds no room.
     assert sim.runtime.capacity.longest_match(long) == 512 - 16 - 96 - 64
     assert sim.runtime.capacity.longest_match(waiting(sim, "fits", 100, 100)) is None
+
+
+def test_expected_and_actual_footprint_are_shown(engine: MakeEngine) -> None:
+    sim = engine(pages=64)
+    request = running(sim, "a", 300, 300)
+    found = sim.runtime.describe()["footprint"]
+    held = sim.total - sim.allocator.available_size()
+    assert found["actual_tokens"] == held
+    assert found["actual_tokens"] <= found["expected_tokens"] < found["full_tokens"] == 304
+    sim.finish(request)
+    assert set(sim.runtime.describe()["footprint"].values()) == {0}
+
+
+def test_options_are_resolved_once_per_kind(engine: MakeEngine) -> None:
+    sim = engine()
+    own = waiting(sim, "a", 10, 10, keep=0.5)
+    default, same = waiting(sim, "b", 10, 10), waiting(sim, "c", 10, 10, keep=0.5)
+    options_of = sim.runtime.capacity.options
+    assert options_of(own) is options_of(same)
+    assert (options_of(own).keep, options_of(default).budget) == (0.5, 48)  # type: ignore[union-attr]

@@ -156,7 +156,7 @@ def test_reclaim_comes_before_retraction(model_path: Path, tmp_path: Path) -> No
     off = counted(model_path, tmp_path / "off.log", "--vtoken-shortage", "retract")
     on = counted(model_path, tmp_path / "on.log")
     assert off["retractions"] > 0
-    assert off["early_looks"] == off["retractions_avoided"] == 0
+    assert off["early_looks"] == 0
     assert on["retractions"] == 0
     assert on["early_looks"] > 0
 

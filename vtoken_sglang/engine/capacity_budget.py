@@ -45,7 +45,6 @@ class FootprintBudget(PrefillBudget):
         self._charge: Charge | None = None
         self._by_pruning = False
         self._held_back = False
-        self._mixed = num_mixed_decode_tokens
         self.stock_running = 0.0
         self._stock_pending = 0
 

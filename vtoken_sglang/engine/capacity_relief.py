@@ -49,11 +49,16 @@ class Relief:
         self._statistics, self._work = statistics, work
         self._enabled = enabled
         self._idle_passes = 0
+        self._gained_pages = 0
 
     def wanted(self, running: int) -> bool:
         """Whether requests should be looked at ahead of time in this safe point, when `running`
         of them may each open a page in the step that follows."""
         return self._enabled and (self._parked or self._pool.free_pages() < running)
+
+    def gained(self, pages: int | None) -> None:
+        """What the last safe point returned, looking ahead of time; None if it did not."""
+        self._gained_pages = 0 if pages is None else self._gained_pages + max(0, pages)
 
     def before_decode(self, batch: Any) -> None:
         """Entry of `Scheduler.update_running_batch`, which retracts when the step does not fit.
@@ -65,6 +70,8 @@ class Relief:
             return
         need = batch.new_tokens_required_next_decode()
         if self._has(need):
+            held_back = self._gained_pages * self._pool.page_size
+            self._statistics.retractions_avoided += bool(need) and not self._has(need + held_back)
             return
         for _ in range(MOST_ROUNDS):
             self._work(batch)

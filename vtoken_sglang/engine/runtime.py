@@ -110,7 +110,9 @@ class Runtime:
         reserve = opened if short else len(owners)
         worked = self._work(owners, owners, force=short, reserve_pages=reserve)
         self.relief.watch(len(running_batch.reqs))
-        if self.capacity.expects and self._pool.free_pages() > free:
+        now_free = self._pool.free_pages()
+        self.relief.gained(now_free - free if short else None)
+        if self.capacity.expects and now_free > free:
             # SGLang admits again when a request leaves; memory came back without that.
             running_batch.batch_is_full = False
         if worked and self._config.check:

@@ -29,7 +29,8 @@ class Statistics:
         outgrown_requests: requests accepted that may become longer than the pool.
         parked_chunks: passes in which a prompt's next chunk found no room and waited.
         retractions: requests taken back by SGLang. retractions_avoided: decode steps that would
-            have taken requests back, had nothing been reclaimed for them.
+            have taken requests back, without the pages that looks ahead of time returned since
+            the pool ran short.
         trace: where each decision is written as one JSON line; None for no trace.
     """
 

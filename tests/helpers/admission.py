@@ -1,0 +1,73 @@
+"""SGLang's admission pass and decode step over the fake engine, as far as memory is concerned."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from sglang.srt.mem_cache.prefill_budget import PrefillBudget
+
+from tests.helpers.fake_engine import FakeEngine, FakeRequest
+from vtoken_sglang.engine import capacity_hooks
+from vtoken_sglang.engine.capacity_budget import FootprintBudget
+
+TREE: Any = SimpleNamespace(supports_mamba=lambda: False, evictable_size=lambda: 0)
+
+
+def budget_of(sim: FakeEngine, *running: FakeRequest, ratio: float = 0.5) -> PrefillBudget:
+    """The budget of a pass, charged with the running requests as `PrefillAdder` does it. `ratio`:
+    share of the tokens they may generate that SGLang reserves."""
+    budget = capacity_hooks.create_budget(
+        lambda allocator, tree, **options: PrefillBudget(allocator, tree, **options),
+        sim.allocator,
+        TREE,
+    )
+    adder = SimpleNamespace(memory_budget=budget, new_token_ratio=ratio)
+    for request in running:
+        budget.total_offset += capacity_hooks.running_reserve(stock_reserve, adder, request)
+    return budget
+
+
+def stock_reserve(adder: Any, request: FakeRequest) -> float:
+    left = request.sampling_params.max_new_tokens - len(request.output_ids)
+    return float(left * adder.new_token_ratio)
+
+
+def waiting(sim: FakeEngine, rid: str, prompt: int, new: int, **options: Any) -> FakeRequest:
+    request = sim.queue(rid, **options)
+    request.prompt_len = prompt
+    request.sampling_params.max_new_tokens = new
+    request.sampling_params.ignore_eos = False
+    return request
+
+
+def ask(budget: Any, request: FakeRequest, *running: FakeRequest, chunk: int | None = None) -> bool:
+    """What `PrefillAdder.add_one_req` asks; charges the request when it is admitted."""
+    extend = len(request.full_untruncated_fill_ids) - request.prefix_len
+    new = request.sampling_params.max_new_tokens
+    if isinstance(budget, FootprintBudget):
+        budget.consider(request, list(running), alone=not running and not budget.current_offset)
+    fits, limit = budget.check_prefill(
+        extend_input_len=extend,
+        total_tokens=extend + new + budget.page_size,
+        max_new_tokens=new,
+        input_tokens=extend,
+        swa_host_hit_length=0,
+        chunk_limit=chunk,
+    )
+    if fits:
+        chunked = limit is not None and limit < extend
+        budget.reserve(limit if chunked else extend, 0 if chunked else new)
+    return fits
+
+
+def decode_step(sim: FakeEngine, requests: list[FakeRequest]) -> bool:
+    """`update_running_batch` up to its memory check: whether the step fits, relief included."""
+    size = sim.page_size
+    need = sum(r.kv.kv_committed_len % size == 0 for r in requests) * size
+    batch = SimpleNamespace(reqs=requests, new_tokens_required_next_decode=lambda: need)
+    sim.scheduler._reqs_finishing_inflight = lambda _batch: []
+    fits: bool = capacity_hooks.relieve_before_retraction(
+        lambda *_: sim.allocator.available_size() >= need, sim.scheduler, batch
+    )
+    return fits
