@@ -14,18 +14,25 @@ PLACEMENTS: Final = {"after": "question seen", "before": "question not seen"}
 
 
 def tables(document: Mapping[str, Any]) -> dict[str, str]:
-    """Markdown by the name of its mark; a table whose figures are missing is left out."""
+    """Markdown by the name of its mark, plots included; what was not measured is left out."""
     figures = document["figures"]
     found: dict[str, str] = {}
     if "perplexity_full" in figures:
-        found["perplexity"] = _perplexity(figures)
-    if any(f"{kind}_after_full" in figures for kind in KINDS):
-        found["questions"] = _questions(figures)
+        found["perplexity"] = _perplexity(figures) + _image("perplexity")
+    asked = [kind for kind in KINDS if f"{kind}_after_full" in figures]
+    if asked:
+        found["questions"] = _questions(figures) + "".join(map(_image, asked))
     if "kvpress_gap_full" in figures:
-        found["kvpress"] = _kvpress(figures)
+        found["kvpress"] = _kvpress(figures) + _image("kvpress")
     if "served_kill_mismatches" in figures:
         found["served"] = _served(figures)
+    if any(name.startswith("seed_scores_") for name in figures):
+        found["seeds"] = _seeds(figures)
     return found
+
+
+def _image(metric: str) -> str:
+    return f"\n\n![{metric}](results/policies_{metric}.png)"
 
 
 def fill(text: str, document: Mapping[str, Any]) -> str:
@@ -124,3 +131,17 @@ def _served(figures: Mapping[str, Any]) -> str:
         f"with keep 1.0: {everything['value']:.0f} lost a token or answered otherwise than "
         "full attention."
     )
+
+
+def _seeds(figures: Mapping[str, Any]) -> str:
+    cells = sorted(
+        name.removeprefix("seed_scores_on_recall_")
+        for name in figures
+        if name.startswith("seed_scores_on_recall_")
+    )
+    rows = []
+    for cell in cells:
+        switched = [figures[f"seed_scores_{switch}_recall_{cell}"] for switch in ("on", "off")]
+        count = switched[0]["spread"]["count"]
+        rows.append([cell, *map(_percent, switched), f"{count:.0f}"])
+    return _table(["policy", "handed on, percent right", "not", "questions"], rows)
