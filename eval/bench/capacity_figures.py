@@ -3,10 +3,11 @@
     python -m vtoken_sglang_eval.bench.capacity_figures --out docs/results/capacity.json \
         --raw build/capacity_runs.jsonl --repeats 1
 
-A part is one server: an arm, a workload, a pool. Each takes minutes on two CPU cores (EST). A part
-is one line of the raw file, written when it is complete; parts that are there are skipped, so a
-measurement may be taken in pieces (--most-parts, --parts) and is gone on with by calling again.
-Figures are written once every part of a repeat is there.
+A part is one server: an arm, a workload, a pool. By estimate each takes 2 to 7 minutes on two idle
+CPU cores, and a repeat of all 19 some 90 minutes. A part is one line of the raw file, written when
+it is complete; parts that are there are skipped, so a measurement may be taken in pieces
+(--most-parts, --parts) and is gone on with by calling again. Figures are written once every part of
+a repeat is there.
 
 Requests of a workload are all of one length and share nothing; keep is 0.3, the policy
 streaming_llm unless named. Arms: native (nothing evicted), naive (evicted, nothing returned), skip
