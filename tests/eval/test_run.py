@@ -95,7 +95,9 @@ def test_failed_requests_give_status_1_and_no_figures(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run, "require_answers", lambda _server, _trace: None)  # let warm-up fail too
+    monkeypatch.setattr(
+        run, "require_answers", lambda _server, _trace: None
+    )  # let warm-up fail too
     monkeypatch.setattr(cell, "SETTLE_S", 0.1)
     figures = tmp_path / "serve.json"
     extra = ["--repeats", "1", "--server-args", "--fail short"]
@@ -153,3 +155,20 @@ def test_reports_of_finished_runs(words: list[str], tmp_path: Path) -> None:
     assert main(["report", str(folder), str(folder / "result.json"), "--out", str(target)]) == 0
     assert target.read_text().count("<section>") == 2
     assert main(["report", str(folder)]) == 2  # its own report is there already
+
+
+def test_a_trace_is_sent_at_its_times(words: list[str], tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": at, "input_length": 600, "output_length": 500, "hash_ids": [0, at]}
+        for at in (0, 100, 400)
+    ]
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    flags = ["--workload", "mooncake", "--dataset", str(tmp_path / "trace.jsonl")]
+    flags += ["--length-scale", "0.1", "--time-scale", "0.5", "--repeats", "1", "--arms", "stock"]
+    assert main([*words, *flags]) == 0
+    requests = read_result(folders(words)[0])["runs"][0]["requests"]
+    # an answer takes over a quarter of a second: the second is sent while the first is served
+    assert requests[1]["sent_s"] < requests[0]["latency_s"]
+    for request, arrival in zip(requests, (0.0, 0.05, 0.2), strict=True):
+        assert request["sent_s"] >= arrival
+        assert (request["prompt_tokens"], len(request["output_ids"])) == (60, 50)
