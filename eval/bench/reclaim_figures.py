@@ -238,7 +238,9 @@ def document_of(words: Sequence[str], chosen: Any, settings: Any, figures: Figur
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, required=True, help="figures file, topic core")
-    parser.add_argument("--page-sizes", default="1,16,64", metavar="N,N", help="default: 1,16,64")
+    parser.add_argument(
+        "--page-sizes", default="1,16,64", metavar="N,N", help="default: 1,16,64; '' for none"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", help="default: SmolLM2-135M-Instruct")
@@ -267,7 +269,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "seed": chosen.seed,
         "patch_series": provenance.patch_series_hash(),
     }
-    for page_size in map(int, chosen.page_sizes.split(",")):
+    for page_size in map(int, filter(None, chosen.page_sizes.split(","))):
         naive = serve_arm("naive", page_size, prompts, model, chosen.lock)
         ours = serve_arm("reclaim", page_size, prompts, model, chosen.lock)
         found = figures_of(page_size, naive, ours, chosen.repeats)
