@@ -120,10 +120,12 @@ def perplexity_command(chosen: argparse.Namespace, words: list[str]) -> bool:
     )
     length = perplexity.PROMPT + perplexity.CONTINUATION
     texts = passages(inputs.dataset, inputs.tokenizer, chosen.texts, length, chosen.seed)
-    model = ReferenceModel.load(Path(inputs.model))
-    if not perplexity.measure(model, texts, cells, rows, inputs.deadline):
-        return False
-    found = {unit: rows.found[unit] for unit in map(str, range(chosen.texts))}
+    units = [*map(str, range(chosen.texts))]
+    if not rows.found.keys() >= set(units):
+        model = ReferenceModel.load(Path(inputs.model))
+        if not perplexity.measure(model, texts, cells, rows, inputs.deadline):
+            return False
+    found = {unit: rows.found[unit] for unit in units}
     write(chosen, words, perplexity.figures(found), {**settings, "requests": chosen.texts})
     return True
 

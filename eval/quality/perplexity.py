@@ -72,5 +72,5 @@ def _figure(each: np.ndarray, value: float, unit: str) -> dict[str, Any]:
     return {
         "value": value,
         "unit": f"perplexity{unit} (geometric mean over texts; spread over texts)",
-        "spread": {"min": low, "q1": q1, "q3": q3, "max": high},
+        "spread": {"min": low, "q1": q1, "q3": q3, "max": high, "texts": len(each)},
     }

@@ -67,9 +67,12 @@ def _perplexity(figures: Mapping[str, Any]) -> str:
                 ),
             ]
         )
-    full = figures["perplexity_full"]["value"]
-    title = f"Perplexity over full attention's, which is {full:.1f}; in brackets the middle half "
-    return f"{title}of the texts.\n\n{_table(head, rows)}"
+    full = figures["perplexity_full"]
+    title = (
+        f"Perplexity over full attention's, which is {full['value']:.1f}, on "
+        f"{full['spread']['texts']:.0f} texts; in brackets the middle half of the texts."
+    )
+    return f"{title}\n\n{_table(head, rows)}"
 
 
 def _questions(figures: Mapping[str, Any]) -> str:
