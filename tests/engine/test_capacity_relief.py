@@ -84,6 +84,22 @@ def test_memory_that_came_back_opens_admission(engine: MakeEngine) -> None:
     assert batch.batch_is_full
 
 
+def test_a_look_opens_admission(engine: MakeEngine) -> None:
+    """Its prompt is in the tree now: those that share it need less than when they were refused."""
+    sim = engine()
+    request = sim.admit("a", 30)
+    sim.prefill(request)
+    sim.decode(request)
+    batch = sim.scheduler.running_batch
+    batch.batch_is_full = True
+    sim.safe_point()
+    assert sim.runtime.statistics.killed_tokens == 0, "below its budget: nothing comes back"
+    assert not batch.batch_is_full
+    batch.batch_is_full = True
+    sim.safe_point()  # nothing new to look at
+    assert batch.batch_is_full
+
+
 def test_retractions_are_counted(engine: MakeEngine) -> None:
     sim, requests = full_pool(engine)
     scheduler_hooks.keep_prompt_private(None, sim.scheduler, requests[0], is_retracted=True)

@@ -60,6 +60,8 @@ class Capacity:
         waste: share of the retained pages that is expected to be dead; as measured before each
             admission, `most_waste` while nothing is pruned.
         parked: the chunked request found no room for its next chunk in the last pass.
+        changed: a request was looked at in this safe point. By then its prompt is in the tree and
+            what it will hold is known: those that wait may need less than when they were refused.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Capacity:
         self.most_waste = min(config.repack_threshold + hysteresis, MOST_WASTE)
         self.waste = self.most_waste
         self.expects = config.admission == "expected" and config.reclaims
-        self.parked = False
+        self.parked = self.changed = False
 
     def under_pressure(self, free_pages: int) -> bool:
         """Whether repacks and forks should happen below their triggers, too."""

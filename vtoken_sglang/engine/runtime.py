@@ -112,8 +112,8 @@ class Runtime:
         self.relief.watch(len(running_batch.reqs))
         now_free = self._pool.free_pages()
         self.relief.gained(now_free - free if short else None)
-        if self.capacity.expects and now_free > free:
-            # SGLang admits again when a request leaves; memory came back without that.
+        if self.capacity.expects and (now_free > free or self.capacity.changed):
+            # SGLang looks again when a request leaves; memory came back, or prefixes to hit did.
             running_batch.batch_is_full = False
         if worked and self._config.check:
             self.assert_healthy()
@@ -148,6 +148,7 @@ class Runtime:
                 looked_at.append(request)
             if self._reclaimer.table(row) is not None:
                 sealed[row] = sealed_len
+        self.capacity.changed = bool(looked_at)
         if not sealed and not self._reclaimer.copies.busy:
             return False
         pressure = force or self.capacity.under_pressure(self._pool.free_pages())
