@@ -243,6 +243,23 @@ async def send(
     )
 
 
+async def stream_generate(
+    http: aiohttp.ClientSession, body: Mapping[str, Any]
+) -> tuple[StreamTimer, dict[str, Any]]:
+    """Send one streaming /generate request; returns its times and its last event, empty if none
+    came. Raises ClientError for an error status."""
+    timer = StreamTimer(time.perf_counter())
+    last: dict[str, Any] = {}
+    async with http.post("/generate", json=body) as answer:
+        answer.raise_for_status()
+        async for line in answer.content:
+            chunk = parse_event(line)
+            if chunk is not None:
+                timer.chunk(time.perf_counter(), len(chunk.get("output_ids", ())))
+                last = chunk
+    return timer, last
+
+
 def parse_event(line: bytes) -> dict[str, Any] | None:
     """The JSON object of one `data:` line of an event stream, None for any other line."""
     if not line.startswith(b"data:"):

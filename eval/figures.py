@@ -127,6 +127,16 @@ def write_figures(path: Path, new: Mapping[str, Any], force: bool = False) -> di
         FiguresError: see `merge_figures`; the file is then as before.
     """
     document = merge_figures(read_figures(path), new_rounded(new), force)
+    replace_json(path, document)
+    return document
+
+
+def replace_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write the document, made whole beside the file and then put in its place.
+
+    Raises:
+        FiguresError: it cannot be written; the file is then as before.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +146,6 @@ def write_figures(path: Path, new: Mapping[str, Any], force: bool = False) -> di
         raise FiguresError(f"{path}: {error.strerror}") from error
     finally:
         temporary.unlink(missing_ok=True)
-    return document
 
 
 def new_rounded(new: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,14 +13,13 @@ with at least as many repeats, unless it is forced to.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .compare import FIGURES, arm_names, paired_ratios
 from .errors import FiguresError
-from .figures import read_figures
+from .figures import read_figures, replace_json
 from .metrics import spread
 from .provenance import device_label
 from .results import rounded
@@ -182,15 +181,7 @@ def write_eval(path: Path, document: Mapping[str, Any], force: bool = False) -> 
                 f"figures: {path} would lose rows or repeats ({', '.join(lost[:5])}); measure at "
                 "least as much, or pass --force"
             )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise FiguresError(f"{path}: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_json(path, document)
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-from vtoken_sglang_eval.client import StreamTimer, parse_event
+from vtoken_sglang_eval.client import stream_generate
 from vtoken_sglang_eval.pool import PoolSample, PoolSampler
 
 PAGE_SIZE = 16
@@ -203,15 +203,7 @@ async def _send(
         "stream": True,
         "sampling_params": {"max_new_tokens": count, "temperature": 0, **length},
     }
-    timer = StreamTimer(time.perf_counter())
-    last: dict[str, Any] = {}
-    async with http.post("/generate", json=body) as answer:
-        answer.raise_for_status()
-        async for line in answer.content:
-            chunk = parse_event(line)
-            if chunk is not None:
-                timer.chunk(time.perf_counter(), len(chunk.get("output_ids", ())))
-                last = chunk
+    timer, last = await stream_generate(http, body)
     tokens = len(last.get("output_ids", ()))
     if tokens != count:
         raise ValueError(f"{tokens} tokens came back, {count} were asked for: {last}")

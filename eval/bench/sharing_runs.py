@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-from vtoken_sglang_eval.client import StreamTimer, hash_ids, parse_event
+from vtoken_sglang_eval.client import hash_ids, stream_generate
 from vtoken_sglang_eval.metrics import distribution
 from vtoken_sglang_eval.pool import PoolSampler
 
@@ -179,15 +179,7 @@ async def _send(
             "custom_params": {"vtoken": options},
         },
     }
-    timer = StreamTimer(time.perf_counter())
-    last: dict[str, Any] = {}
-    async with http.post("/generate", json=body) as answer:
-        answer.raise_for_status()
-        async for line in answer.content:
-            chunk = parse_event(line)
-            if chunk is not None:
-                timer.chunk(time.perf_counter(), len(chunk.get("output_ids", ())))
-                last = chunk
+    timer, last = await stream_generate(http, body)
     tokens = list(last.get("output_ids", ()))
     if len(tokens) != count:
         raise ValueError(f"{len(tokens)} tokens came back, {count} were asked for: {last}")
