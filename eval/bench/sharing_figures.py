@@ -9,9 +9,11 @@ all of it. Ratios are taken within a repeat, where the strategies follow each ot
 order, and summarised by their median.
 
   auto_vs_best_min               least of auto / best of skip, mask, cow (median throughput ratio)
+                                 over the grid's cells; `_long` for the grid of that name
   auto_vs_skip_degreeN           auto / skip, throughput, prefix 512, keep 0.3, random
   retained_ratio_auto_degree8    auto / none, tokens held per running request
   neighbour_mismatches           unpruned requests that answered otherwise after a pruned burst
+                                 (`_long` likewise)
   STRATEGY_METRIC_CELL           the grid
 """
 
@@ -53,10 +55,15 @@ def by_degree(least: int) -> tuple[Cell, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What is measured, on a pool of so many tokens: too small for every request unshared."""
+    """What is measured, on a pool of so many tokens: too small for every request unshared.
+
+    Fields:
+        by_degree: the first cells are those that the figures by degree are of.
+    """
 
     pool: int
     cells: tuple[Cell, ...]
+    by_degree: bool = True
 
 
 GRIDS = {
@@ -67,6 +74,11 @@ GRIDS = {
             cell(8, 512, 0.5, "streaming_llm", 4),
             cell(8, 1024, 0.3, "random", 4),
         ),
+    ),
+    "long": Grid(
+        6144,
+        (cell(4, 2048, 0.3, "random", 4), cell(4, 4096, 0.3, "random", 4)),
+        by_degree=False,
     ),
     "full": Grid(
         4096,
@@ -165,8 +177,12 @@ def figure(values: Sequence[float], unit: str) -> dict[str, Any]:
     return {"value": found["median"], "unit": unit, "spread": shown}
 
 
-def figures_of(grid: Grid, runs: Sequence[dict[str, Any]]) -> Figures:
-    """All figures. Raises FiguresError when a cell was never measured."""
+def figures_of(grid: Grid, runs: Sequence[dict[str, Any]], suffix: str = "") -> Figures:
+    """All figures. Raises FiguresError when a cell was never measured.
+
+    Args:
+        suffix: of the names of the figures over all cells, so that two grids fit in one file.
+    """
     if not repeats_of(grid, runs):
         raise FiguresError("figures: not written, some cell was never measured")
     found: Figures = {}
@@ -192,8 +208,8 @@ def figures_of(grid: Grid, runs: Sequence[dict[str, Any]]) -> Figures:
                 values = [float(run[metric]) for run in mine]
                 found[f"{strategy}_{metric}_{one.name}"] = figure(values, unit)
     assert least is not None
-    found["auto_vs_best_min"] = least
-    for degree, one in zip(DEGREES, grid.cells, strict=False):
+    found[f"auto_vs_best_min{suffix}"] = least
+    for degree, one in zip(DEGREES if grid.by_degree else (), grid.cells, strict=False):
         name = one.name
         found[f"auto_vs_skip_degree{degree}"] = figure(
             ratios(runs, name, "throughput", "auto", "skip"), "throughput, auto / skip"
@@ -204,7 +220,7 @@ def figures_of(grid: Grid, runs: Sequence[dict[str, Any]]) -> Figures:
                 f"tokens held per running request, {ours} / none",
             )
     wrong = neighbour_mismatches(runs)
-    found["neighbour_mismatches"] = {"value": wrong, "unit": "answers", "spread": None}
+    found[f"neighbour_mismatches{suffix}"] = {"value": wrong, "unit": "answers", "spread": None}
     return found
 
 
@@ -232,7 +248,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for repeat in range(first, first + chosen.repeats):
         serve_repeat(grid, model, repeat, chosen.seed, chosen.raw)
     runs = read_runs(chosen.raw)
-    figures = figures_of(grid, runs)
+    figures = figures_of(grid, runs, "" if grid.by_degree else f"_{chosen.grid}")
     document = {
         "topic": "cow",
         "command": provenance.portable_command(["python", "-m", MODULE, *arguments]),
