@@ -41,7 +41,10 @@ def patch_series_hash() -> str | None:
 
 
 def git_commit() -> str | None:
-    """Commit of the checkout this file is in, with "-dirty" appended if tracked files differ."""
+    """Commit of the checkout this file is in, with "-dirty" appended if tracked files differ.
+
+    The figures in docs/results do not count: each measurement changes them, and nothing reads them.
+    """
     folder = Path(__file__).resolve().parent
 
     def git(*words: str) -> str | None:
@@ -59,7 +62,8 @@ def git_commit() -> str | None:
     # An installed copy may lie inside some other repository (a virtual environment, say).
     if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None
-    return commit + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":/!docs/results")
+    return commit + ("-dirty" if changed else "")
 
 
 def cpu_model() -> str:
