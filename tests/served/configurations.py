@@ -23,13 +23,15 @@ POOL_FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Page size in tokens; radix cache, chunked prefill and overlap on or off; how to start it."""
+    """Page size in tokens; radix cache, chunked prefill and overlap on or off; how to start it;
+    whether it runs only with -m slow."""
 
     page_size: int
     radix: bool
     chunked: bool
     overlap: bool
     entry: tuple[str, ...] = PRODUCT
+    slow: bool = False
 
     def flags(self) -> list[str]:
         flags = ["--page-size", str(self.page_size)]
@@ -46,13 +48,14 @@ class Configuration:
         return "-".join(parts)
 
 
-# Every pair of settings occurs together at least once (see test_configurations). The last one is
-# started with SGLang's own launcher, which takes our flags wherever the plugin is installed.
+# Every pair of settings occurs together at least once, and every value in those that are not slow
+# (see test_configurations). The last one is started with SGLang's own launcher, which takes our
+# flags wherever the plugin is installed.
 CONFIGURATIONS = (
     Configuration(1, radix=True, chunked=True, overlap=True),
     Configuration(1, radix=False, chunked=False, overlap=False),
     Configuration(16, radix=True, chunked=False, overlap=True),
-    Configuration(16, radix=False, chunked=True, overlap=False),
-    Configuration(64, radix=True, chunked=True, overlap=False),
+    Configuration(16, radix=False, chunked=True, overlap=False, slow=True),
+    Configuration(64, radix=True, chunked=True, overlap=False, slow=True),
     Configuration(64, radix=False, chunked=False, overlap=True, entry=STOCK),
 )

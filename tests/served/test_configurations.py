@@ -14,3 +14,5 @@ def test_every_pair_of_settings_occurs_together() -> None:
     for first, second in itertools.combinations(names, 2):
         met = {(getattr(c, first), getattr(c, second)) for c in CONFIGURATIONS}
         assert met == set(itertools.product(values[first], values[second])), (first, second)
+    quick = [c for c in CONFIGURATIONS if not c.slow]
+    assert {name: {getattr(c, name) for c in quick} for name in names} == values

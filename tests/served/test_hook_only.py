@@ -31,7 +31,10 @@ class Served:
     log: str
 
 
-@pytest.fixture(scope="module", params=CONFIGURATIONS, ids=str)
+PARAMS = [pytest.param(c, marks=[pytest.mark.slow] * c.slow, id=str(c)) for c in CONFIGURATIONS]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
 def served(
     request: pytest.FixtureRequest,
     model_path: Path,
