@@ -45,7 +45,8 @@ SHORTEST, LONGEST = 768, 1152
 ANSWER = 48
 PER_REPEAT = 1
 INTERVAL, SINK, RECENT = 16, 4, 32
-FROM_CORE_BENCH = ("planner_step_share", "copy_ratio")
+FROM_CORE_BENCH = ("planner_step_share", "copy_ratio")  # must be there
+CORE_BENCH_PREFIXES = ("planner_", "copy_")
 Figures = dict[str, dict[str, Any]]
 
 
@@ -207,9 +208,9 @@ def figures_of(
 
 
 def core_bench_document(path: Path) -> dict[str, Any]:
-    """The figures of the engine-free bench that this topic names, with their provenance.
+    """Planner and copy figures of the engine-free bench, with their provenance.
 
-    Raises FiguresError when the file or one of them is missing.
+    Raises FiguresError when the file or a figure that this topic names is missing.
     """
     document = read_figures(path)
     if document is None:
@@ -217,7 +218,11 @@ def core_bench_document(path: Path) -> dict[str, Any]:
     missing = [name for name in FROM_CORE_BENCH if name not in document["figures"]]
     if missing:
         raise FiguresError(f"{path}: lacks {', '.join(missing)}")
-    chosen = {name: document["figures"][name] for name in FROM_CORE_BENCH}
+    chosen = {
+        name: entry
+        for name, entry in document["figures"].items()
+        if name.startswith(CORE_BENCH_PREFIXES)
+    }
     return {**document, "topic": "core", "figures": chosen}
 
 
