@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Self
 
 from .errors import ConfigError, ServerError
 
@@ -90,7 +90,7 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
 
-    def __enter__(self) -> ServerProcess:
+    def __enter__(self) -> Self:
         """Start and wait.
 
         Raises:

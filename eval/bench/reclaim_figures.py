@@ -165,7 +165,7 @@ def serve_arm(
                     }
                     looks, answers = [], []
                     for prompt in batch:
-                        answer, seen = server.ask(Request(prompt, ANSWER, options))
+                        answer, seen = server.follow(Request(prompt, ANSWER, options))
                         answers.append(answer)
                         looks.append(seen)
                     found[policy, keep, repeat] = held(looks, page_size, answers)

@@ -59,7 +59,7 @@ def measure(
             server.flush()
             found = []
             for task in asked:
-                one = server.ask(f"{unit}/{task.name}", task, options)
+                one = server.answer(f"{unit}/{task.name}", task, options)
                 right = score(task, tokenizer.decode(one["answer"]))
                 found.append({"score": right, "cached": one["cached"]})
             rows.add(unit, {"cell": cell.name, "switch": switch, "questions": found})

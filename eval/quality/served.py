@@ -8,18 +8,15 @@ the prompt, as in the reference's `after`.
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from vtoken_sglang_eval.chat import ChatTokenizer
-from vtoken_sglang_eval.server import HOST, ServerProcess, free_port
+from vtoken_sglang_eval.policy_server import PolicyServer
 
 from .cells import FULL, Cell
 from .questions import INTERVAL, PAGE_SIZE, unit_of
@@ -30,79 +27,43 @@ POOL: Final = 8192
 CHUNK: Final = 8192
 KEEP_ALL: Final = "_keep100"
 FLUSH_TRIES: Final = 20
-TIMEOUT_S: Final = 300.0
 SETTINGS: Final = {"interval": INTERVAL, "page_size": PAGE_SIZE, "chunk": CHUNK, "pool": POOL}
 
 
-class AnswerServer:
+class AnswerServer(PolicyServer):
     """A server that says which tokens it killed, as a context manager."""
 
     def __init__(self, model: str, folder: Path) -> None:
-        port = free_port()
         self._trace = folder / "evictions.jsonl"
-        command = [sys.executable, "-m", "vtoken_sglang.cli", "serve"]
-        command += ["--model-path", model, "--host", HOST, "--port", str(port)]
-        command += ["--device", "cpu", "--dtype", "float32", "--sleep-on-idle"]
-        command += ["--page-size", str(PAGE_SIZE), "--max-total-tokens", str(POOL)]
-        command += ["--chunked-prefill-size", str(CHUNK)]
-        command += ["--vtoken-policy", "streaming_llm", "--vtoken-keep", "1.0"]
-        command += ["--vtoken-publish", "never", "--vtoken-trace", str(self._trace)]
-        log = folder / "server.log"
-        self._server = ServerProcess(command, port, log, {"OMP_NUM_THREADS": "1"})
+        flags = ["--chunked-prefill-size", str(CHUNK)]
+        flags += ["--vtoken-publish", "never", "--vtoken-trace", str(self._trace)]
+        super().__init__(model, POOL, folder / "server.log", *flags, page_size=PAGE_SIZE)
 
-    def __enter__(self) -> AnswerServer:
-        self._server.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.__exit__(kind, error, trace)
-
-    def ask(self, unit: str, task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, unit: str, task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
         """Send one greedy request; returns its ids, its kills, each with its logical length, and
         how many prompt tokens were cached."""
-        body = {
-            "rid": unit,
-            "input_ids": task.prompt,
-            "sampling_params": {
-                "temperature": 0,
-                "max_new_tokens": task.answer_tokens,
-                "custom_params": {"vtoken": dict(options)},
-            },
-        }
-        answer = json.loads(self._post("/generate", body))
+        tokens = task.answer_tokens
+        found = self.generate(task.prompt, tokens, options, unit, ignore_eos=False)
         killed = [
             (line["logical_len"], line["killed"])
             for line in map(json.loads, self._evictions())
             if line["rid"] == unit
         ]
         return {
-            "answer": [int(token) for token in answer["output_ids"]],
+            "answer": [int(token) for token in found["output_ids"]],
             "killed": killed,
-            "cached": int(answer["meta_info"]["cached_tokens"]),
+            "cached": int(found["meta_info"]["cached_tokens"]),
         }
 
     def flush(self) -> None:
         """Empty the prefix cache. Raises ServerError when the server does not become idle."""
         for _ in range(FLUSH_TRIES):
             try:
-                self._post("/flush_cache", {})
+                self.ask("/flush_cache", {})
                 return
             except urllib.error.HTTPError:  # refused while the last request is being put away
                 time.sleep(0.5)
-        raise self._server.error("the prefix cache could not be emptied")
-
-    def _post(self, path: str, body: Any) -> bytes:
-        headers = {"Content-Type": "application/json"}
-        url = f"{self._server.base_url}{path}"
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-            found: bytes = response.read()
-            return found
+        raise self.error("the prefix cache could not be emptied")
 
     def _evictions(self) -> list[str]:
         return self._trace.read_text("utf-8").splitlines() if self._trace.exists() else []
@@ -129,7 +90,7 @@ def measure(
         for number, (unit, task, cell) in enumerate(missing):
             if deadline.passed:
                 return False
-            found = server.ask(unit, task, cell.request(INTERVAL))
+            found = server.answer(unit, task, cell.request(INTERVAL))
             found["score"] = score(task, tokenizer.decode(found["answer"]))
             question = {"question": unit_of(task, "after"), "kind": task.kind, "cell": cell.name}
             rows.add(unit, {**question, **found})
