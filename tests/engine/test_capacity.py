@@ -74,6 +74,34 @@ def test_a_fork_keeps_room_for_its_copies(engine: MakeEngine) -> None:
     assert ask(budget_of(sim), forking)  # alone: waiting would not help
 
 
+@pytest.mark.parametrize("shared", ["mask", "auto", "cow"])
+def test_a_cached_prefix_is_charged_a_fork_only_where_one_must_come(
+    engine: MakeEngine, shared: str
+) -> None:
+    sim = engine(pages=32)  # 512 tokens
+    other = sim.admit("other", 384, policy="none")
+    other.sampling_params.max_new_tokens, other.sampling_params.ignore_eos = 0, False
+    sim.prefill(other)
+    hit = waiting(sim, "hit", 416, 8, shared=shared)
+    hit.prefix_len = hit.cached_tokens = 384
+    # 128 are free: 48 for the rest of the prompt, but not 80 more for copies of the cached part,
+    # which auto makes only where that gives back more than it takes.
+    assert ask(budget_of(sim, other), hit, other) == (shared != "cow")
+
+
+@pytest.mark.parametrize("shared", ["mask", "auto", "cow"])
+def test_a_running_request_reserves_a_fork_only_where_one_must_come(
+    engine: MakeEngine, shared: str
+) -> None:
+    sim = engine(pages=64)
+    request = waiting(sim, "shares", 416, 32, shared=shared)
+    request.cached_tokens = 384
+    sim.enter(request)
+    sim.prefill(request, published=True)
+    reserved = budget_of(sim, request, ratio=1.0).total_offset
+    assert reserved <= 48 if shared != "cow" else reserved > 48
+
+
 def test_a_running_request_reserves_what_its_policy_will_keep(engine: MakeEngine) -> None:
     sim = engine(pages=64)
     pruned = running(sim, "pruned", 200, 4000)

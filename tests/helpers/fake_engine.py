@@ -46,6 +46,7 @@ class FakeRequest:
     prompt_len: int = 0
     kv: ReqKvInfo = field(default_factory=ReqKvInfo)
     prefix_len: int = 0
+    cached_tokens: int = 0  # of the prompt, found in the tree
     decode_batch_idx: int = 0
     skip_radix_cache_insert: bool = False
     ended: bool = False

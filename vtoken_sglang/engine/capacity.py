@@ -7,7 +7,7 @@ length. Scheduler thread only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -70,8 +70,11 @@ class Capacity:
         config: VTokenConfig,
         options_of: Callable[[Any], RequestOptions],
         tables: Callable[[], Iterable[TokenTable]],
+        forks_waiting: Container[int] = (),
     ) -> None:
+        """`forks_waiting`: rows whose fork would pay, had the pool the pages; read at each use."""
         self._scheduler = scheduler
+        self._forks_waiting = forks_waiting
         self._reclaims = config.reclaims
         self._options_of, self._tables = options_of, tables
         self.page_size: int = scheduler.token_to_kv_pool_allocator.page_size
@@ -125,7 +128,8 @@ class Capacity:
         rule = self.rule(options)
         length = len(request.full_untruncated_fill_ids)
         published = self.publishes(request)
-        forks = published and options.shared in ("cow", "auto")
+        cached = page_floor(request.prefix_len, self.page_size)
+        forks = published and _expects_fork(options, rule, length, cached)
         prunes_chunks = request.skip_radix_cache_insert
         if prunes_chunks and chunk is not None and self.outgrows(request):
             # Only a permanent shortfall shortens chunks: the pool could not hold two whole ones.
@@ -133,7 +137,7 @@ class Capacity:
             chunk = min(chunk, max(self.page_size, page_floor(spare // 2, self.page_size)))
         case = Prefill(
             length=length,
-            cached=page_floor(request.prefix_len, self.page_size),
+            cached=cached,
             new=_remaining(request),
             published=published,
             forks=forks,
@@ -154,7 +158,9 @@ class Capacity:
             prompt = page_floor(len(request.origin_input_ids), self.page_size)
             private -= max(0, min(prompt, kv.kv_allocated_len) - protected)
             protected = max(protected, prompt)
-        pinned = 0 if options.shared in ("cow", "auto") else protected
+        # Under auto a fork is optional and never takes more than it gives back: what stays free
+        # without it is enough. Under cow it comes, whatever others hold.
+        pinned = 0 if options.shared == "cow" else protected
         ratio = 1.0 if request.sampling_params.ignore_eos else ratio
         remaining = int(_remaining(request) * ratio) + 1
         length = max(kv.kv_allocated_len, len(request.origin_input_ids))
@@ -163,7 +169,6 @@ class Capacity:
         )
         if pinned or not protected:
             return grown
-        # A fork is only made where it takes less than it gives back.
         return min(grown, max(remaining + self.page_size, fork_cost(self.rule(options), length)))
 
     def fork_headroom(self, requests: Iterable[Any]) -> int:
@@ -171,12 +176,21 @@ class Capacity:
         most = 0
         for request in requests:
             options = self.options(request)
-            if options is None or options.shared not in ("cow", "auto"):
-                continue
-            if request.kv.cache_protected_len or self.publishes(request):
+            if options is not None and self._will_fork(request, options):
                 length = request.kv.kv_allocated_len
                 most = max(most, fork_cost(self.rule(options), length))
         return most
+
+    def _will_fork(self, request: Any, options: RequestOptions) -> bool:
+        """Whether a running request is expected to leave the tree by copy-on-write yet."""
+        fresh = self.publishes(request)
+        if options.shared == "auto" and not fresh:
+            # Looked at: it has forked, or found that it does not pay, unless it lacked the pages.
+            return request.kv.req_pool_idx in self._forks_waiting
+        if not fresh and not request.kv.cache_protected_len:
+            return False
+        length = len(request.origin_input_ids)
+        return _expects_fork(options, self.rule(options), length, request.cached_tokens)
 
     def soon_opened(self, requests: Iterable[Any], steps: int = STEPS_UNTIL_PRUNED) -> int:
         """Tokens of pages that these requests open within `steps` decode steps."""
@@ -230,6 +244,14 @@ def _rule(options: RequestOptions, page_size: int) -> PruneRule:
         page_size=page_size,
         waste=0.0,
     )
+
+
+def _expects_fork(options: RequestOptions, rule: PruneRule, length: int, cached: int) -> bool:
+    """Whether a request leaves the tree by copy-on-write when it is pruned: under cow always, under
+    auto where what the cache did not hold of its prompt, and nobody else may hold either, is more
+    than a fork takes."""
+    own = page_floor(length, rule.page_size) - cached
+    return options.shared == "cow" or options.shared == "auto" and own > fork_cost(rule, length)
 
 
 def _remaining(request: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -21,12 +21,7 @@ def row_owners(scheduler: Any, *batches: Any) -> list[Any]:
     return [request for request in seen.values() if request.kv.holds_kv]
 
 
-def prunable(
-    owners: Iterable[Any],
-    chunked: Any,
-    page_size: int,
-    publishes: Callable[[Any], bool],
-) -> Iterator[tuple[Any, int]]:
+def prunable(owners: Iterable[Any], chunked: Any, page_size: int) -> Iterator[tuple[Any, int]]:
     """Yield (request, sealed length): positions below it are written, sealed and not needed by
     SGLang to find the next slot.
 
@@ -39,7 +34,8 @@ def prunable(
         if request.finished():
             continue
         if request is chunked:
-            if publishes(request):
+            # After a retraction, too, what was pruned once stays out of the tree.
+            if not request.skip_radix_cache_insert:
                 continue
             # With no chunk in flight the prefix is all there is: its tail stays open.
             last = min(request.prefix_len, request.kv.kv_allocated_len - 1)

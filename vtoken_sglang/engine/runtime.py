@@ -89,7 +89,9 @@ class Runtime:
         if config.trace is not None:
             self.statistics.trace = open(config.trace, "a", encoding="utf-8")  # noqa: SIM115
         self._resolve = OptionsOf(config)
-        self.capacity = Capacity(scheduler, config, self._resolve, self._tables)
+        self.capacity = Capacity(
+            scheduler, config, self._resolve, self._tables, self._forks.waiting
+        )
         self.lengths = Lengths(scheduler, self.capacity)
         relieves = config.shortage == "relieve" and config.reclaims
         self.relief = Relief(
@@ -138,9 +140,8 @@ class Runtime:
         """
         sealed: dict[Row, int] = {}
         looked_at: list[Any] = []
-        for request, sealed_len in prunable(
-            candidates, self._scheduler.chunked_req, self._page_size, self._publishes
-        ):
+        chunked = self._scheduler.chunked_req
+        for request, sealed_len in prunable(candidates, chunked, self._page_size):
             row = Row(request.kv.req_pool_idx)
             if self._reclaimer.table(row) is not None:
                 self._reclaimer.sync_new_tokens(row, request.kv.kv_allocated_len)
@@ -277,8 +278,7 @@ class Runtime:
 
     def orphaned_tokens(self) -> int:
         """Tokens in destinations of copies whose request has ended (they are in no record)."""
-        orphaned = sum(len(pages) for pages, _ in self._reclaimer.copies.orphans)
-        return orphaned * self._page_size
+        return self._page_size * sum(len(pages) for pages, _ in self._reclaimer.copies.orphans)
 
     # -- checks and numbers ---------------------------------------------------------------------
 
@@ -328,10 +328,6 @@ class Runtime:
 
     def _tables(self) -> list[TokenTable]:
         return [t for t in map(self._table_of, self._requests) if t is not None]
-
-    def _publishes(self, request: Any) -> bool:
-        # Also false after a retraction: what was pruned once stays out of the tree.
-        return not request.skip_radix_cache_insert
 
     def _options_of(self, request: Any) -> PrunedRequest:
         row = request.kv.req_pool_idx
