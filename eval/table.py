@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ def number(value: float) -> str:
     """Three significant digits, never in exponent form."""
     if value == 0:
         return "0"
+    if not math.isfinite(value):
+        return str(value)
     digits = max(0, 2 - len(str(int(abs(value)))) + (1 if abs(value) >= 1 else 2))
     return f"{value:.{min(digits, 4)}f}"
 

@@ -40,7 +40,10 @@ LEFT_OUT = {
     "__pycache__",
 }
 SOURCES = ("include", "spdlog", "cccl", "cutlass/include", "cutlass/tools/util/include")
-WHEELS = ("apache-tvm-ffi", "nvidia-ml-py", "tabulate", "einops")
+WHEELS = (
+    "apache-tvm-ffi", "nvidia-ml-py", "tabulate", "einops",
+    "tqdm", "requests", "urllib3", "certifi", "idna",
+)  # fmt: skip
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_24_x86_64", "manylinux2014_x86_64")
 
 

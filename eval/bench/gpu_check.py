@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import secrets
 import shlex
 import subprocess
@@ -30,6 +31,7 @@ import torch
 
 from eval import provenance
 from eval.arms import ARMS
+from eval.errors import FiguresError
 from eval.figures import write_figures
 from eval.table import aligned, number
 
@@ -44,6 +46,9 @@ SMALL = flashinfer_checks.Sizes(
 )
 # Seconds into the run after which nothing that compiles for minutes is started.
 LAST_START_S = 240
+# Seconds that the whole run may take, and the least that are worth starting servers for.
+LIMIT_S = 470
+LEAST_SERVED_S = 90
 
 
 class NotHereError(Exception):
@@ -118,11 +123,14 @@ def _flashinfer(check: Check, sizes: flashinfer_checks.Sizes) -> None:
         Case(kernel="flip", what=f"graph, {label}", error=differing),
     ]
     errors = [case.error for case in check.cases if case.kernel == "flashinfer"]
-    check.figures["flashinfer_max_error"] = {
-        "value": max(errors),
-        "unit": f"absolute, over {len(errors)} comparisons with float64 attention, variance 1",
-        "spread": None,
-    }
+    check.figures.pop("flashinfer_max_error", None)
+    # A part that raised, or NaN in an output, is a failed comparison and no number.
+    if all(map(math.isfinite, errors)):
+        check.figures["flashinfer_max_error"] = {
+            "value": max(errors),
+            "unit": f"absolute, over {len(errors)} comparisons with float64 attention, variance 1",
+            "spread": None,
+        }
     check.figures["graph_flip_mismatches"] = {
         "value": int(sum(case.error for case in check.cases if case.kernel == "flip")),
         "unit": "lanes whose bits changed when every live token moved between two replays",
@@ -164,12 +172,21 @@ def served(check: Check) -> None:
         raise NotHereError("no --model and --dataset")
     if importlib.util.find_spec("sglang") is None:
         raise NotHereError("sglang is not installed")
+    left = LIMIT_S - (time.monotonic() - check.started)
+    if left < LEAST_SERVED_S:
+        raise NotHereError(f"{left:.0f} s are left, too few to start servers")
     ours = "auto" if "auto" in ARMS else "hook-only"
     command = [sys.executable, "-m", "eval", "quick", "--device", "cuda"]
     command += ["--arms", f"stock,{ours}" if ours == "auto" else f"stock,native,{ours}"]
     command += ["--model", check.model, "--dataset", check.dataset, "--repeats", "1"]
-    status = subprocess.run(command, check=False).returncode
-    check.cases.append(Case(kernel="served", what=shlex.join(command[2:]), error=status))
+    what = shlex.join(command[2:])
+    process = subprocess.Popen(command)
+    try:
+        status = process.wait(timeout=left)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # it ends its servers
+        status, what = process.wait(), f"{what}: not done in {left:.0f} s"
+    check.cases.append(Case(kernel="served", what=what, error=abs(status)))
 
 
 PARTS: tuple[tuple[Callable[[Check], None], bool, bool], ...] = (
@@ -206,7 +223,10 @@ def run(check: Check, save: Callable[[Check], None]) -> None:
             check.cases.append(Case(kernel=part.__name__, what=what, error=float("inf")))
             continue
         print(f"{part.__name__}: done in {time.monotonic() - started:.0f} s", flush=True)
-        save(check)
+        try:
+            save(check)
+        except FiguresError as error:
+            check.missing["figures file"] = str(error)
 
 
 def saver(out: Path, commit: str | None) -> Callable[[Check], None]:
@@ -255,8 +275,15 @@ def dry_run(seed: int, library: Any) -> Check:
     return check
 
 
+def exit_status(check: Check) -> int:
+    """0 if something was compared, all of it passed, and the figures could be written."""
+    passed = check.cases and all(case.passed for case in check.cases)
+    return 0 if passed and "figures file" not in check.missing else 1
+
+
 def main(words: Sequence[str] | None = None, stand_in: Any = None) -> int:
-    """Exit status: 0 all comparisons passed, 1 some failed, 2 no GPU and no --dry-run."""
+    """Exit status: 0 all comparisons passed and figures are written, 1 not so (or nothing was
+    compared), 2 no GPU and no --dry-run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dry-run", action="store_true", help="without a GPU; measures nothing")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="figures file")
@@ -271,7 +298,7 @@ def main(words: Sequence[str] | None = None, stand_in: Any = None) -> int:
     if chosen.dry_run:
         check = dry_run(seed, stand_in)
         print(report(check))
-        return int(any(not case.passed for case in check.cases))
+        return exit_status(check)
     if not torch.cuda.is_available():
         print("error: no CUDA device here, so nothing was measured (--dry-run needs none)")
         return 2
@@ -289,7 +316,7 @@ def main(words: Sequence[str] | None = None, stand_in: Any = None) -> int:
         check.missing["flashinfer"] = str(error)
     run(check, saver(chosen.out, chosen.commit))
     print(report(check))
-    return int(any(not case.passed for case in check.cases))
+    return exit_status(check)
 
 
 if __name__ == "__main__":

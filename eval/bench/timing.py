@@ -9,12 +9,16 @@ import torch
 from eval.metrics import spread
 
 WARM_UPS = 5
+# GPU cycles that the stream is kept busy first, about 0.1 s. While the host enqueues the runs, the
+# device waits; otherwise a short kernel's time would be that of its launch.
+HEAD_START = 200_000_000
 
 
 def times_ms(work: Callable[[], object], repeats: int) -> list[float]:
     """Milliseconds of each of `repeats` runs of `work` on the current CUDA stream."""
     for _ in range(WARM_UPS):
         work()
+    torch.cuda._sleep(HEAD_START)  # type: ignore[no-untyped-call]
     pairs = []
     for _ in range(repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

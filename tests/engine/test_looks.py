@@ -13,9 +13,11 @@ import torch
 
 pytest.importorskip("sglang", reason="needs SGLang")
 
+from tests.helpers.fake_fence import RecordedEvent, RecordedStream, RecordedStreams
 from tests.helpers.observed_request import OBSERVING, Sim, policy_named
 from tests.helpers.on_device import HostReadError, host_view, on_device
 from vtoken_sglang.config import RequestOptions, VTokenConfig
+from vtoken_sglang.core.stream_copy import StreamCopyEngine
 from vtoken_sglang.engine import device_work, observation_tap
 from vtoken_sglang.engine.device_work import WorkAtOnce, WorkBehindForwards
 from vtoken_sglang.engine.looks import Looks
@@ -207,3 +209,46 @@ def test_scores_that_are_not_finite_are_refused_when_they_arrive() -> None:
     looks.start(sim.row, sim, NotFinite(), look_at(sim))
     with pytest.raises(PolicyError, match="must be finite"):
         looks.arrived(sim.row, sim)
+
+
+def test_a_copy_waits_for_a_look_that_still_reads_keys() -> None:
+    """A look reads keys behind the last forward. Pages that its row gives up at the same safe point
+    may be the destinations of the next copy, which must not overwrite what is being read."""
+    streams = RecordedStreams()
+    copier = StreamCopyEngine(
+        torch.device("cpu"), streams=streams, copy=lambda *_: streams.log.append("copies")
+    )
+    copier.note_forward(RecordedEvent(streams, "forward"))
+    work = WorkBehindForwards(None, ForwardsOn(streams), note=copier.note_forward)
+
+    def read_keys() -> torch.Tensor:
+        streams.log.append("look reads keys")
+        return torch.zeros(1)
+
+    work.start(read_keys)
+    slots = np.array([3], np.int64)
+    copier.submit([torch.zeros(8, 1, 1)], slots, slots + 1)
+    assert streams.log == [
+        "look reads keys",
+        "forward stream records event1",
+        "copy waits event1",
+        "copies",
+        "copy records event2",
+    ]
+
+
+class ForwardsOn:
+    """`RecordedStreams` whose current stream is the one that forwards run on."""
+
+    def __init__(self, streams: RecordedStreams) -> None:
+        self._streams = streams
+        self._current = RecordedStream(streams, "forward stream")
+
+    def Event(self) -> Any:
+        return self._streams.Event()
+
+    def current_stream(self) -> Any:
+        return self._current
+
+    def stream(self, stream: Any) -> Any:
+        return self._streams.stream(stream)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +16,9 @@ import pytest
 import torch
 
 from eval import provenance
-from eval.bench import gpu_check
+from eval.bench import gpu_check, timing
 from eval.bench.flashinfer_loader import NAMES, load_flashinfer
-from eval.bench.gpu_check import Check, report, run
+from eval.bench.gpu_check import Check, exit_status, report, run, saver
 from eval.bench.kernel_checks import Case
 from tests.helpers import flashinfer_stand_in as stand_in
 
@@ -183,3 +185,93 @@ def test_parts_of_flashinfer_load() -> None:
     pytest.importorskip("flashinfer")
     library = load_flashinfer()
     assert set(vars(library)) == set(NAMES)
+
+
+class NanDecode(stand_in.BatchDecodeWithPagedKVCacheWrapper):
+    def forward(self, q: torch.Tensor, paged_kv_cache: Any, **options: Any) -> torch.Tensor:
+        return super().forward(q, paged_kv_cache, **options) * torch.nan
+
+
+def test_nan_is_reported_and_is_no_figure() -> None:
+    names = {entry: getattr(stand_in, entry) for entry in stand_in.__all__}
+    check = cpu_check(SimpleNamespace(**{**names, "BatchDecodeWithPagedKVCacheWrapper": NanDecode}))
+    check.figures["flashinfer_max_error"] = {"value": 0.1, "unit": "u", "spread": None}
+    gpu_check.flashinfer(check)
+    assert "flashinfer_max_error" not in check.figures
+    check.dry = False
+    check.figures["x"] = {"value": float("inf"), "unit": "u", "spread": None}
+    assert "FAILED flashinfer: decode, page lists" in report(check)
+    assert exit_status(check) == 1
+
+
+def test_a_run_that_compared_nothing_does_not_pass() -> None:
+    check = cpu_check(None)
+    assert exit_status(check) == 1
+    check.cases.append(Case(kernel="x", what="y", error=0.0))
+    assert exit_status(check) == 0
+
+
+def test_a_figures_file_that_refuses_stops_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier run of more repeats is not replaced; the later parts still run and are shown."""
+    monkeypatch.setattr(
+        provenance, "machine", lambda device: {"cores": 1, "cpu": "c", "memory_gib": 1}
+    )
+    ran: list[str] = []
+
+    def part(check: Check) -> None:
+        ran.append("part")
+        check.cases.append(Case(kernel="x", what="y", error=0.0))
+        check.figures["x"] = {"value": 1.0, "unit": "u", "spread": None}
+
+    monkeypatch.setattr(gpu_check, "PARTS", ((part, False, False), (part, False, False)))
+    save = saver(tmp_path / "cuda.json", "0123abc")
+    more, fewer = cpu_check(None), cpu_check(None)
+    more.repeats = 30
+    run(more, save)
+    run(fewer, save)
+    assert ran == ["part"] * 4
+    assert exit_status(more) == 0
+    assert exit_status(fewer) == 1
+    assert "smaller measurement" in report(fewer)
+
+
+def test_servers_are_not_started_late_and_do_not_overrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = cpu_check(None)
+    check.model = check.dataset = "there"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    check.started -= gpu_check.LIMIT_S - gpu_check.LEAST_SERVED_S + 1
+    with pytest.raises(gpu_check.NotHereError, match="too few"):
+        gpu_check.served(check)
+    slept = [sys.executable, "-c", "import time; time.sleep(60)"]
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command: popen(slept))
+    monkeypatch.setattr(gpu_check, "LEAST_SERVED_S", 0)
+    monkeypatch.setattr(gpu_check, "LIMIT_S", gpu_check.LIMIT_S - gpu_check.LEAST_SERVED_S)
+    check.started = time.monotonic() - gpu_check.LIMIT_S + 0.2
+    gpu_check.served(check)
+    (case,) = check.cases
+    assert not case.passed
+    assert "not done" in case.what
+
+
+def test_the_device_is_busy_while_the_runs_are_enqueued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a head start, a short kernel's events span the time of its launch on the host."""
+    calls: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None: ...
+
+        def record(self) -> None:
+            calls.append("event")
+
+        def elapsed_time(self, end: Any) -> float:
+            return 1.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: calls.append("sleep"), raising=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("wait"))
+    assert timing.times_ms(lambda: calls.append("work"), 2) == [1.0, 1.0]
+    runs = ["event", "work", "event"] * 2
+    assert calls == [*["work"] * timing.WARM_UPS, "sleep", *runs, "wait"]

@@ -6,6 +6,7 @@
 One wait on the last launched forward closes every race (DESIGN 3.5): sources were written by it or
 an earlier forward, and destinations fresh from the free list may still be read, or be written by
 the overshoot of a finished request, by it or an earlier forward, and by none launched later.
+Small work behind it that reads keys (`engine.device_work`) is noted too, as part of it.
 """
 
 from collections.abc import Sequence
@@ -53,7 +54,8 @@ class StreamCopyEngine:
         self._last_copy: EventFence | None = None
 
     def note_forward(self, event: DeviceEvent) -> None:
-        """`event` was recorded on the forward stream after the forward launched last."""
+        """`event` was recorded on the forward stream after the forward launched last, or after work
+        that followed it there."""
         self._last_forward = event
 
     def submit(

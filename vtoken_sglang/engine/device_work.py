@@ -92,11 +92,20 @@ class WorkBehindForwards:
     Args:
         forward_stream: SGLang's stream of the forwards; None when they run on the current one
             (overlap off).
+        note: told of the event behind each piece of work. Copies wait for the last one they know
+            of: work that still reads keys must be over before a copy writes to pages that the
+            same safe point set free.
     """
 
-    def __init__(self, forward_stream: Any, streams: StreamApi = torch.cuda) -> None:
+    def __init__(
+        self,
+        forward_stream: Any,
+        streams: StreamApi = torch.cuda,
+        note: Callable[[Any], None] | None = None,
+    ) -> None:
         self._forward_stream = forward_stream
         self._streams = streams
+        self._note = note
 
     def start(self, work: Callable[[], torch.Tensor]) -> Arriving:
         current = self._streams.current_stream()
@@ -109,11 +118,14 @@ class WorkBehindForwards:
             host.copy_(found, non_blocking=True)
             event = self._streams.Event()
             event.record(stream)
+        if self._note is not None:
+            self._note(event)
         return _OnItsWay(event, host, found)
 
 
-def make_device_work(scheduler: Any) -> DeviceWork:
-    """What fits the scheduler's device."""
+def make_device_work(scheduler: Any, copier: object = None) -> DeviceWork:
+    """What fits the scheduler's device. `copier`: the engine whose copies must not overtake it."""
     if torch.device(scheduler.token_to_kv_pool_allocator.device).type != "cuda":
         return WorkAtOnce()
-    return WorkBehindForwards(scheduler.forward_stream if scheduler.enable_overlap else None)
+    forward_stream = scheduler.forward_stream if scheduler.enable_overlap else None
+    return WorkBehindForwards(forward_stream, note=getattr(copier, "note_forward", None))

@@ -58,11 +58,12 @@ class Runtime:
         self._page_size: int = self._allocator.page_size
         self._pool = AllocatorPagePool(self._allocator, scheduler.tree_cache)
         pool = self._allocator.get_kvcache()
+        copier = make_copy_engine(scheduler, config)
         self._reclaimer = Reclaimer(
             rows=self._rows.req_to_token,
             buffers=[*pool.k_buffer, *pool.v_buffer],
             pool=self._pool,
-            copier=make_copy_engine(scheduler, config),
+            copier=copier,
             settings=ReclaimSettings(
                 threshold=config.repack_threshold, reclaim=config.reclaims, check=config.check
             ),
@@ -79,7 +80,7 @@ class Runtime:
             config,
             options_of=lambda request: self._options_of(request).options,
             table_of=self._table_of,
-            work=make_device_work(scheduler),
+            work=make_device_work(scheduler, copier),
             page_size=self._page_size,
             tap=current_tap(),
         )

@@ -1,6 +1,6 @@
 """Triton form of `copy_slots`: K and V of every layer in one launch.
 
-    grid = (buffers of one row size) x (blocks of slots)
+    grid = (blocks of slots) x (buffers of one row size)
     program: for its slots, row of `src` -> row of `dst`, as 16-byte words
 
 The kernel sees bytes, so every dtype is the same kernel. The addresses of the buffers come from a
@@ -37,9 +37,9 @@ def copy_slots_kernel(
     BLOCK_SLOTS: tl.constexpr,
     BLOCK_WORDS: tl.constexpr,  # power of two, at least ROW_WORDS
 ):
-    address = tl.multiple_of(tl.load(addresses + tl.program_id(0)), ALIGNMENT)
+    address = tl.multiple_of(tl.load(addresses + tl.program_id(1)), ALIGNMENT)
     buffer = tl.multiple_of(address.to(tl.pointer_type(WORD)), ALIGNMENT)
-    lane = tl.program_id(1) * BLOCK_SLOTS + tl.arange(0, BLOCK_SLOTS)
+    lane = tl.program_id(0) * BLOCK_SLOTS + tl.arange(0, BLOCK_SLOTS)
     inside = lane < n
     src = tl.load(src_slots + lane, mask=inside, other=0)
     dst = tl.load(dst_slots + lane, mask=inside, other=0)
@@ -72,6 +72,11 @@ class LaunchShape:
     def row_words(self) -> int:
         """Words of one slot's row."""
         return self.row_bytes // self.word_bytes
+
+    def grid(self, buffers: int, n: int) -> tuple[int, int]:
+        """Programs for `n` slots of `buffers` buffers. Slots come first: a GPU takes 2^31 - 1
+        programs along the first axis and 65,535 along the others."""
+        return triton.cdiv(n, self.block_slots), buffers
 
     def constants(self) -> dict[str, object]:
         """Values of the kernel's constexpr arguments."""
@@ -133,8 +138,7 @@ def copy_slots_triton(
     if groups is None:
         groups = _groups_of[key] = _build_groups(buffers)
     for group in groups:
-        grid = (group.addresses.numel(), triton.cdiv(n, group.shape.block_slots))
-        copy_slots_kernel[grid](
+        copy_slots_kernel[group.shape.grid(group.addresses.numel(), n)](
             group.addresses, src_slots, dst_slots, n, num_warps=NUM_WARPS, **group.shape.constants()
         )
 

@@ -99,3 +99,12 @@ def test_words_fit_rows_and_addresses(
     shape = launch_shape(row_bytes, alignment)
     assert (shape.word_bytes, shape.alignment) == (word, common)
     assert shape.row_words * shape.word_bytes == row_bytes
+
+
+@pytest.mark.parametrize("row_bytes", [128, 2048, 4096, 8192, 16384])
+def test_any_number_of_slots_fits_a_launch(row_bytes: int) -> None:
+    """A GPU takes 65,535 programs along all but the first axis; a fork copies a whole prefix."""
+    first, second = launch_shape(row_bytes, 256).grid(2 * 80, 4_000_000)
+    assert second == 2 * 80
+    assert first * launch_shape(row_bytes, 256).block_slots >= 4_000_000
+    assert first < 2**31
