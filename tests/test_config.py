@@ -122,7 +122,8 @@ def test_every_flag_is_read() -> None:
     config = parse(
         "--vtoken-policy random --vtoken-arm naive --vtoken-keep 0.3 --vtoken-sink 1 "
         "--vtoken-recent 2 --vtoken-interval 3 --vtoken-seed 5 --vtoken-shared skip "
-        "--vtoken-publish never --vtoken-copy sync --vtoken-repack-threshold 0 --vtoken-check"
+        "--vtoken-publish never --vtoken-copy sync --vtoken-repack-threshold 0 --vtoken-check "
+        "--vtoken-page-mode dense"
     )
     assert config == VTokenConfig(
         policy="random",
@@ -136,6 +137,7 @@ def test_every_flag_is_read() -> None:
         publish="never",
         copy="sync",
         repack_threshold=0.0,
+        page_mode="dense",
         check=True,
     )
     assert parse("--vtoken-policy random --vtoken-budget 77") == VTokenConfig(
@@ -152,7 +154,7 @@ def test_without_the_policy_flag_the_product_is_off() -> None:
 def test_any_other_flag_alone_is_an_error(name: str) -> None:
     words = {"arm": "native", "shared": "mask", "publish": "never", "copy": "sync"}
     words |= {"seed_scores": "on", "observe_layers": "last"}
-    words |= {"admission": "full", "shortage": "retract"}
+    words |= {"admission": "full", "shortage": "retract", "page_mode": "dense"}
     text = words.get(name, "1")
     flag = "--vtoken-" + name.replace("_", "-")
     error = refused(parse, flag if name == "check" else f"{flag} {text}")

@@ -62,6 +62,7 @@ class VTokenConfig:
     shortage: str = _default("shortage")
     copy: str = _default("copy")
     repack_threshold: float = _default("repack_threshold")
+    page_mode: str = _default("page_mode")
     check: bool = _default("check")
     trace: str | None = _default("trace")
 

@@ -222,6 +222,14 @@ _SPECS: Final = (
         help="repack a request once this share of its retained pages is dead",
     ),
     FlagSpec(
+        name="page_mode",
+        kind=str,
+        default="off",
+        choices=("off", "dense"),
+        help="flashinfer: plan eager batches over page lists where every request's live tokens "
+        "fill whole pages in order (dense), or always over token lists; not measured on a GPU yet",
+    ),
+    FlagSpec(
         name="check",
         kind=bool,
         default=False,

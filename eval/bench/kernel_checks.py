@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from vtoken_sglang.kernels.apply_moves_ref import apply_moves_ref
-from vtoken_sglang.kernels.attention_mass_ref import attention_mass_ref
+from vtoken_sglang.kernels.attention_mass_ref import attention_mass_ref, rows_of
 from vtoken_sglang.kernels.copy_slots_ref import copy_slots_ref
 from vtoken_sglang.kernels.pack_live_ref import pack_live_ref
 
@@ -238,7 +238,7 @@ def _float64_lse(case: _Mass) -> torch.Tensor:
     lse = torch.zeros(case.q.shape[:2], dtype=torch.float64, device=case.q.device)
     bounds, queries = case.rows.indptr.tolist(), case.qo_indptr.tolist()
     for lane in range(len(bounds) - 1):
-        keys = case.k_buffer[case.slots[bounds[lane] : bounds[lane + 1]].long()].double()
+        keys = rows_of(case.k_buffer, case.slots[bounds[lane] : bounds[lane + 1]].long()).double()
         keys = keys.repeat_interleave(group, dim=1)
         for token in range(queries[lane], queries[lane + 1]):
             sees = len(keys) - (queries[lane + 1] - token - 1)

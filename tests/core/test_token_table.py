@@ -122,6 +122,51 @@ def test_apply_moves_flips_counts_ledger_and_places() -> None:
     assert table.repacked_waste == pytest.approx(table.sealed_waste()) == pytest.approx(1 - 30 / 32)
 
 
+def dense_by_slots(table: TokenTable) -> bool:
+    """The same from the slots themselves: page after page in order, and room for the next token
+    where the engine will put it."""
+    size = table.page_size
+    slots = [s for s in table.slots_of(np.arange(table.logical_len)).tolist() if s]
+    pages = [slots[at : at + size] for at in range(0, len(slots), size)]
+    whole = all(page == [*range(page[0], page[0] + len(page))] for page in pages)
+    aligned = all(page[0] % size == 0 for page in pages)
+    return whole and aligned and len(slots) % size == table.logical_len % size
+
+
+def test_rows_are_dense_when_pages_can_be_read_in_order() -> None:
+    table = table_of(18)  # pages 100 .. 104, the last half full
+    assert table.is_dense()
+    table.evict_tokens([4, 5, 6, 7])  # a whole page
+    assert table.is_dense()
+    table.evict_tokens([0, 1, 8, 9])
+    assert not table.is_dense()
+    table.seal(16)
+    table.apply_moves(plan_for(table, [0, 2], [90]))  # 2 3 10 11 | 12 .. 15 | 16 17
+    assert table.is_dense()
+    assert dense_by_slots(table)
+    table.sync_new_tokens(21)
+    assert table.is_dense()
+    table.evict_tokens([12])
+    assert not table.is_dense()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_dense_is_what_the_slots_say(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    table = table_of(int(draw.integers(9, 40)))
+    for page in range(90, 93):
+        kills = draw.integers(0, table.open_start, draw.integers(0, 12))
+        if seed % 2:  # whole pages, so that dense rows come up
+            kills = (kills[:2, None] // 4 * 4 + np.arange(4)).ravel()
+        table.evict_tokens(np.unique(kills))
+        assert table.is_dense() == dense_by_slots(table)
+        table.seal(table.open_start)
+        codes, _ = table.ledger.candidates(99)
+        if len(codes) and table.ledger.live[codes[:2]].sum() <= 4:
+            table.apply_moves(plan_for(table, codes[:2].tolist(), [page]))
+        assert table.is_dense() == dense_by_slots(table)
+
+
 def test_a_token_that_died_during_the_copy_stays_dead() -> None:
     table = table_of(40)
     table.seal(36)

@@ -26,7 +26,7 @@ from tests.helpers.attention_batches import (
     random_qkv,
 )
 from vtoken_sglang.config import VTokenConfig
-from vtoken_sglang.engine import attention_cpu
+from vtoken_sglang.engine import attention_cpu, attention_flashinfer, attention_triton
 from vtoken_sglang.engine.attention_cpu import VTokenTorchAttnBackend
 from vtoken_sglang.engine.attention_flashinfer import VTokenFlashInferAttnBackend
 from vtoken_sglang.engine.backends import install_backends, verify_backend
@@ -81,6 +81,19 @@ def test_what_an_arm_registers_is_what_it_is_verified_for(
     runner = make_runner(Geometry())
     runner.attn_backend = known["torch_native"](runner)
     verify_backend(runner, config)
+
+
+@pytest.mark.parametrize("page_mode", ["off", "dense"])
+def test_page_mode_reaches_flashinfer(monkeypatch: pytest.MonkeyPatch, page_mode: str) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(attention_cpu, "register", lambda mode: None)
+    monkeypatch.setattr(attention_triton, "register", lambda: None)
+    monkeypatch.setattr(
+        attention_flashinfer, "register", lambda *, page_mode: asked.append(page_mode)
+    )
+    install_backends(VTokenConfig(page_mode=page_mode))
+    assert asked == [page_mode == "dense"]
 
 
 @pytest.mark.parametrize("config", READS_LIVE, ids=lambda config: config.arm)

@@ -110,6 +110,11 @@ class Reclaimer:
         """The row's table, or None if nothing of its request was ever evicted."""
         return self._tables.get(row)
 
+    def is_dense(self, row: int) -> bool:
+        """Whether a row's live tokens fill whole pages in order (see TokenTable); rows without a
+        table do, as the engine allocates them."""
+        return (table := self._tables.get(Row(row))) is None or table.is_dense()
+
     def sync_new_tokens(self, row: Row, logical_len: int) -> None:
         """Positions up to `logical_len` were appended by the engine (see TokenTable)."""
         self._tables[row].sync_new_tokens(logical_len)

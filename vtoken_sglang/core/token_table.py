@@ -261,6 +261,19 @@ class TokenTable:
         """Live tokens in tree-owned pages: seen by attention, their memory not ours."""
         return int((self._place[: self.protected_len] == _HOME).sum())
 
+    def is_dense(self) -> bool:
+        """Whether the live tokens fill page after page in order, all but the last, up to where the
+        engine puts the next one: attention may then read page lists. Walks the row."""
+        size = self.page_size
+        live = np.flatnonzero(self._place[: self.logical_len])
+        if len(live) % size != self.logical_len % size:
+            return False
+        place, order = self._place[live], np.arange(len(live))
+        home = place == _HOME
+        page = np.where(home, live // size, -(place // size))
+        inside = np.where(home, live, place) % size
+        return bool((inside == order % size).all() and (page == page[order // size * size]).all())
+
     def waste(self) -> float:
         """F = 1 - mean(live / page_size) over all retained private pages, the tail included."""
         places = self.ledger.pages_held * self.page_size

@@ -1,9 +1,10 @@
 """SGLang's `flashinfer` backend, reading live tokens only.
 
 What stays stock: both decode kernels (tensor-core and not), decode in a CUDA graph, extend as
-ragged own tokens plus paged prefix merged by their log-sum-exp, paged-only extend, mixed chunks,
-deterministic mode, fp8 pools. Live lengths reach the device indptr and the host indptr of the same
-plan, because both are computed from the one view of the batch (`live_reads.live_view`).
+ragged own tokens plus paged prefix merged by their log-sum-exp, paged-only extend, mixed chunks.
+(Deterministic mode and fp8 pools work in this class, too; the product refuses them.) Live lengths
+reach the device indptr and the host indptr of the same plan, because both are computed from the one
+view of the batch (`live_reads.live_view`).
 
 A prefill captured whole in a CUDA graph is refused: its lengths are planned for padded lanes that
 the plan's live lengths do not describe.

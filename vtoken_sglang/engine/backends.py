@@ -25,19 +25,22 @@ def install_backends(config: VTokenConfig) -> None:
         return
     from vtoken_sglang.engine import attention_flashinfer, attention_triton
 
-    attention_flashinfer.register()
+    attention_flashinfer.register(page_mode=config.page_mode == "dense")
     attention_triton.register()
 
 
-def install_live_lengths(dead_count: Callable[[int], int]) -> None:
-    """Tell the backends that plan on the host how many tokens of a row are dead.
+def install_live_lengths(
+    dead_count: Callable[[int], int], is_dense: Callable[[int], bool] | None = None
+) -> None:
+    """Tell the backends that plan on the host how many tokens of a row are dead, and whether a
+    pruned row's live ones fill whole pages in order (None: not asked for).
 
     Raises:
         SeamError: the call-out on the plan is missing or taken.
     """
     from vtoken_sglang.engine import kv_lens
 
-    kv_lens.install(dead_count)
+    kv_lens.install(dead_count, is_dense)
 
 
 def slot_map_mode(config: VTokenConfig) -> SlotMapMode:

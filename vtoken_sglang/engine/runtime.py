@@ -72,7 +72,8 @@ class Runtime:
         )
         self._forks = PrefixForks(scheduler, self._reclaimer)
         if torch.device(self._allocator.device).type == "cuda":
-            install_live_lengths(lambda row: int(self._reclaimer.dead_counts[row]))
+            is_dense = self._reclaimer.is_dense if config.page_mode == "dense" else None
+            install_live_lengths(lambda row: int(self._reclaimer.dead_counts[row]), is_dense)
         self._requests: dict[int, PrunedRequest] = {}  # by row; dropped with the row
         self.observer: Observer = make_observer(
             self._rows.req_to_token,

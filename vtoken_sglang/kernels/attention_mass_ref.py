@@ -27,7 +27,7 @@ def attention_mass_ref(
         first, last = queries[lane], queries[lane + 1]
         if row == 0 or first == last:
             continue
-        keys = k_buffer[slots[begin:end].long()].to(scores.dtype)
+        keys = rows_of(k_buffer, slots[begin:end].long()).to(scores.dtype)
         keys = keys.repeat_interleave(group, dim=1)
         logits = torch.einsum("qhd,khd->qhk", q[first:last].to(scores.dtype), keys) * scale
         weights = torch.exp(logits - lse[first:last, :, None].to(scores.dtype))
@@ -39,3 +39,10 @@ def attention_mass_ref(
             weights = (weights < (1.0 / (sees + 1))[:, None, None]).to(scores.dtype)
         mass = weights.masked_fill(~seen[:, None], 0).sum(dim=(0, 1))
         scores[row].index_add_(0, pos[pos >= 0], mass[pos >= 0])
+
+
+def rows_of(buffer: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """`buffer[slots]`; 8-bit floats as bytes, for CUDA does not index them in every torch."""
+    if buffer.element_size() > 1:
+        return buffer[slots]
+    return buffer.view(torch.uint8)[slots].view(buffer.dtype)
