@@ -8,13 +8,11 @@ argument, an adaptor that does not fit or an arm that cannot be built shows with
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from .config import EvalConfig
 from .grid import Study
-from .sources import NEEDS
+from .sources import NEEDS, SAMPLES
 
-SAMPLES = Path(__file__).parent / "samples"
 FILES = {
     "conversations": "conversations.json",
     "documents": "documents.jsonl",

@@ -1,8 +1,9 @@
 """Where a workload's text comes from: a file the user names, a data set by name, or the default.
 
-What a file is follows from its content, not its name: ShareGPT conversations, LongBench-format
-documents with questions, a Mooncake trace; anything that is not JSON is one long free text.
-Workloads that make their own text read nothing.
+`sample:NAME` is one of the small files that ship with the package. What a file is follows from its
+content, not its name: ShareGPT conversations, LongBench-format documents with questions, a Mooncake
+trace; anything that is not JSON is one long free text. Workloads that make their own text read
+nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ NEEDS = {
     "generated_shared_prefix": "",
 }
 BY_NAME = "hf:"
+SAMPLES = Path(__file__).parent / "samples"
+BY_SAMPLE = "sample:"
 
 
 def load_source(config: EvalConfig) -> Dataset:
@@ -50,6 +53,8 @@ def load_source(config: EvalConfig) -> Dataset:
     if need == "conversations":
         return load_dataset(find_dataset(config.dataset))
     path = Path(config.dataset).expanduser()
+    if config.dataset.startswith(BY_SAMPLE):
+        path = SAMPLES / config.dataset[len(BY_SAMPLE) :]
     try:
         raw = path.read_bytes()
     except OSError as error:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from vtoken_sglang_eval.cells import CellStore
 from vtoken_sglang_eval.main import main
-from vtoken_sglang_eval.samples_mode import SAMPLES
+from vtoken_sglang_eval.sources import SAMPLES
 from vtoken_sglang_eval.workload import workload_builders
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]

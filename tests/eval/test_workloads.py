@@ -47,6 +47,13 @@ def source(workload: str, tmp_path: Path, **changes: Any) -> tuple[EvalConfig, D
     return config, load_source(config)
 
 
+def test_shipped_samples_go_by_name() -> None:
+    config = replace(BASE, workload="mooncake", dataset="sample:trace.jsonl", length_scale=0.05)
+    assert len(load_source(config).trace) == 12
+    with pytest.raises(DatasetError, match="sample:absent"):
+        load_source(replace(config, dataset="sample:absent"))
+
+
 TRACE = [
     {"timestamp": 0, "input_length": 1100, "output_length": 60, "hash_ids": [7, 8, 9]},
     {"timestamp": 500, "input_length": 900, "output_length": 40, "hash_ids": [7, 8]},
