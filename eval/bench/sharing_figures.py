@@ -15,6 +15,7 @@ order, and summarised by their median.
   neighbour_mismatches           unpruned requests that answered otherwise after a pruned burst
                                  (`_long` likewise)
   STRATEGY_METRIC_CELL           the grid
+  auto_vs_mask_pairs_CELL        grid "near": auto / mask, in turns on one server
 """
 
 from __future__ import annotations
@@ -59,11 +60,15 @@ class Grid:
 
     Fields:
         by_degree: the first cells are those that the figures by degree are of.
+        strategies: what follows each other in every cell. rounds: how often, on one server; each
+            counts as a repeat.
     """
 
     pool: int
     cells: tuple[Cell, ...]
     by_degree: bool = True
+    strategies: tuple[str, ...] = STRATEGIES
+    rounds: int = 1
 
 
 GRIDS = {
@@ -79,6 +84,13 @@ GRIDS = {
         6144,
         (cell(4, 2048, 0.3, "random", 4), cell(4, 4096, 0.3, "random", 4)),
         by_degree=False,
+    ),
+    "near": Grid(  # two strategies that do almost the same there, told apart by many pairs
+        2048,
+        tuple(cell(degree, 512, 0.3, "random", 4) for degree in (4, 8, 16)),
+        by_degree=False,
+        strategies=("mask", "auto"),
+        rounds=4,
     ),
     "full": Grid(
         4096,
@@ -125,26 +137,31 @@ def serve_repeat(grid: Grid, model: str, repeat: int, seed: int, raw: Path) -> N
     ):
         client = SharingClient(server.base_url, server.cpu_seconds)
         client.run(grid.cells[0], "auto", seed - 1)  # warm-up
-        start = repeat * 3 % len(grid.cells)  # one that is cut short misses other cells each time
-        for number, one in enumerate((*grid.cells[start:], *grid.cells[:start])):
-            turn = (repeat + number) % len(STRATEGIES)
-            for strategy in (*STRATEGIES[turn:], *STRATEGIES[:turn]):
-                run = client.run(one, strategy, seed + repeat)
-                line = {"cell": one.name, "repeat": repeat, **run.as_dict()}
-                with raw.open("a", encoding="utf-8") as stream:
-                    stream.write(json.dumps(line) + "\n")
-                print(
-                    f"  {repeat} {one.name:44} {strategy:5} {run.throughput:6.3f} req/s "
-                    f"used {run.used_mean:6.0f} cpu {run.cpu_s:5.1f} s forks {run.forks}",
-                    flush=True,
-                )
+        for number in range(repeat, repeat + grid.rounds):
+            _run_cells(client, grid, number, seed, raw)
 
 
-def read_runs(raw: Path) -> list[dict[str, Any]]:
-    """Every run whose cell has all strategies in that repeat: a repeat may have been cut short."""
+def _run_cells(client: SharingClient, grid: Grid, repeat: int, seed: int, raw: Path) -> None:
+    start = repeat * 3 % len(grid.cells)  # one that is cut short misses other cells each time
+    for number, one in enumerate((*grid.cells[start:], *grid.cells[:start])):
+        turn = (repeat + number) % len(grid.strategies)
+        for strategy in (*grid.strategies[turn:], *grid.strategies[:turn]):
+            run = client.run(one, strategy, seed + repeat)
+            line = {"cell": one.name, "repeat": repeat, **run.as_dict()}
+            with raw.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(line) + "\n")
+            print(
+                f"  {repeat} {one.name:44} {strategy:5} {run.throughput:6.3f} req/s "
+                f"used {run.used_mean:6.0f} cpu {run.cpu_s:5.1f} s forks {run.forks}",
+                flush=True,
+            )
+
+
+def read_runs(raw: Path, strategies: int) -> list[dict[str, Any]]:
+    """Every run whose cell has all `strategies` in that repeat: one may have been cut short."""
     runs = [json.loads(line) for line in raw.read_text(encoding="utf-8").splitlines()]
     seen = Counter((run["repeat"], run["cell"]) for run in runs)
-    return [run for run in runs if seen[run["repeat"], run["cell"]] == len(STRATEGIES)]
+    return [run for run in runs if seen[run["repeat"], run["cell"]] == strategies]
 
 
 def next_repeat(raw: Path) -> int:
@@ -185,6 +202,8 @@ def figures_of(grid: Grid, runs: Sequence[dict[str, Any]], suffix: str = "") -> 
     """
     if not repeats_of(grid, runs):
         raise FiguresError("figures: not written, some cell was never measured")
+    if grid.strategies != STRATEGIES:
+        return pair_figures(grid, runs)
     found: Figures = {}
     least: dict[str, Any] | None = None
     for one in grid.cells:
@@ -224,6 +243,19 @@ def figures_of(grid: Grid, runs: Sequence[dict[str, Any]], suffix: str = "") -> 
     return found
 
 
+def pair_figures(grid: Grid, runs: Sequence[dict[str, Any]]) -> Figures:
+    """Second strategy / first, cell by cell, over all pairs."""
+    first, second = grid.strategies
+    found: Figures = {}
+    for one in grid.cells:
+        name = f"{second}_vs_{first}_pairs_{one.name}"
+        ours = ratios(runs, one.name, "throughput", second, first)
+        found[name] = figure(ours, f"throughput, {second} / {first}, {len(ours)} pairs")
+        cpu = ratios(runs, one.name, "cpu_s", first, second)
+        found[f"{name}_cpu"] = figure(cpu, f"CPU time, {first} / {second}, {len(cpu)} pairs")
+    return found
+
+
 def neighbour_mismatches(runs: Sequence[dict[str, Any]]) -> int:
     """Probes after a pruned burst that differ from the one after an unpruned burst."""
     truth = {(r["cell"], r["repeat"]): r["probe"] for r in runs if r["strategy"] == "none"}
@@ -245,9 +277,9 @@ def main(words: Sequence[str] | None = None) -> int:
     grid = GRIDS[chosen.grid]
     first = next_repeat(chosen.raw)
     chosen.raw.parent.mkdir(parents=True, exist_ok=True)
-    for repeat in range(first, first + chosen.repeats):
-        serve_repeat(grid, model, repeat, chosen.seed, chosen.raw)
-    runs = read_runs(chosen.raw)
+    for repeat in range(chosen.repeats):
+        serve_repeat(grid, model, first + repeat * grid.rounds, chosen.seed, chosen.raw)
+    runs = read_runs(chosen.raw, len(grid.strategies))
     figures = figures_of(grid, runs, "" if grid.by_degree else f"_{chosen.grid}")
     document = {
         "topic": "cow",
