@@ -165,8 +165,10 @@ def test_memory_was_given_back_by_the_reclaiming_arm_only(
     assert state["killed_tokens"] > 800
     assert state["dropped_plans"] == 0
     assert (state["freed_pages"] > 0) == (arm != NAIVE)
-    repacked = arm != NAIVE and configuration.page_size > 1
-    assert (state["repacks"] > 0) == (state["moved_tokens"] > 0) == repacked
+    # A copy-on-write fork counts as a repack; at page size 1 nothing else ever moves.
+    repacks = state["repacks"] - state["forks"]["committed"]
+    assert (repacks > 0) == (arm != NAIVE and configuration.page_size > 1)
+    assert (state["moved_tokens"] > 0) == (state["repacks"] > 0)
     assert state["freed_pages"] >= state["taken_pages"]
 
 
