@@ -58,7 +58,8 @@ class PrefixForks:
         self.records: deque[ForkRecord] = deque(maxlen=LOGGED_FORKS)
         self.committed = 0
         self.decisions: Counter[str] = Counter()
-        self.waiting: set[int] = set()  # rows whose fork would pay, had the pool the pages
+        # By row: pages of a fork that would pay, had the pool as many.
+        self.waiting: dict[int, int] = {}
 
     def adopt(self, request: Any) -> None:
         """Keep the row's tree pages; call before its first kill."""
@@ -69,7 +70,7 @@ class PrefixForks:
         self._pages.pop(row, None)
         self._requests.pop(row, None)
         self._started.pop(row, None)
-        self.waiting.discard(row)
+        self.waiting.pop(row, None)
 
     def consider_all(
         self,
@@ -109,9 +110,9 @@ class PrefixForks:
         )
         decision = decide_fork(case) if strategy == "auto" else _fork_all(case)
         self.decisions[f"{strategy}: {decision.reason}"] += 1
-        self.waiting.discard(row)
-        if decision.reason == "no headroom":
-            self.waiting.add(row)
+        self.waiting.pop(row, None)
+        if decision.wanted_pages:
+            self.waiting[row] = decision.wanted_pages
         if decision.first_page < len(pages):
             self._start(request, row, decision)
 
@@ -215,7 +216,7 @@ class PageHolders:
 
     Fields:
         total: int64 [pages of the pool + 2], by page id.
-        pruning: of those, requests that prune.
+        pruning: of those, requests that prune and may fork.
     """
 
     total: NDArray[np.int64]
@@ -226,7 +227,7 @@ class PageHolders:
         return np.maximum(self.total[pages], 1)
 
     def pruning_of(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Pruning holders of these pages."""
+        """Holders of these pages that may fork."""
         return self.pruning[pages]
 
 
@@ -241,13 +242,14 @@ def _fork_all(case: ForkCase) -> ForkDecision:
     moved = int(case.live.sum())
     cost = -(-moved // case.page_size)
     dead = moved < len(case.live) * case.page_size
-    fits = cost <= case.free_pages - case.reserve_pages
+    fits = cost <= max(0, case.free_pages - case.reserve_pages)
     return ForkDecision(
         first_page=0 if dead and fits else len(case.live),
         cost_pages=cost,
         released_pages=float((case.holders == 1).sum()),
         moved_tokens=moved,
         reason="pays" if dead and fits else "no headroom" if dead else "nothing dead",
+        wanted_pages=cost if dead and not fits else 0,
     )
 
 
