@@ -174,6 +174,20 @@ def test_a_hot_prefix_is_masked_not_forked(engine: MakeEngine) -> None:
     assert used <= 96 + 3 * (8 + 8 + 2 * sim.page_size)
 
 
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_first_fork_lets_those_that_wait_share(engine: MakeEngine, shares: bool) -> None:
+    sim = engine()
+    request = admitted(sim, "a", PREFIX, shared="auto")
+    sim.scheduler.waiting_queue = ["b"]
+    sim.steps(1)
+    sim.safe_point()
+    assert not sim.copies.waiting
+    assert sim.runtime.capacity.fork_headroom(sim.running) >= 16  # it may come yet
+    admitted(sim, "b", [*(PREFIX if shares else OTHER), 1], shared="auto", seed=1)
+    sim.steps(3)
+    assert (request.kv.cache_protected_len < 32) == (not shares)
+
+
 def pressed(sim: PrefixEngine, strategies: Sequence[str], left: int) -> dict[str, Any]:
     """Sharers of a long prefix in a pool of which others leave `left` tokens; what became of it."""
     shared = list(range(6000, 6240))

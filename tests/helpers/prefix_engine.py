@@ -130,6 +130,7 @@ class PrefixEngine:
             token_to_kv_pool_allocator=self.allocator,
             tree_cache=self.tree,
             chunked_req=None,
+            waiting_queue=[],
             running_batch=SimpleNamespace(reqs=self.running),
             max_total_num_tokens=self.total,
             is_fully_idle=lambda **_: not self.running,

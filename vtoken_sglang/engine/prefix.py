@@ -60,6 +60,7 @@ class PrefixForks:
         self.decisions: Counter[str] = Counter()
         # By row: pages of a fork that would pay, had the pool as many.
         self.waiting: dict[int, int] = {}
+        self._asked: set[int] = set()  # rows whose fork was considered before
 
     def adopt(self, request: Any) -> None:
         """Keep the row's tree pages; call before its first kill."""
@@ -71,6 +72,7 @@ class PrefixForks:
         self._requests.pop(row, None)
         self._started.pop(row, None)
         self.waiting.pop(row, None)
+        self._asked.discard(row)
 
     def consider_all(
         self,
@@ -88,8 +90,9 @@ class PrefixForks:
     ) -> None:
         """Fork the request's prefix if its strategy says so.
 
-        `auto` asks the cost rule; `cow` forks the whole prefix as soon as a token of it is dead and
-        the pool has the pages. One fork of a row is in flight at a time.
+        `auto` asks the cost rule, and before its first fork gives requests that wait a chance to
+        share; `cow` forks the whole prefix as soon as a token of it is dead and the pool has the
+        pages. One fork of a row is in flight at a time.
         """
         row = Row(request.kv.req_pool_idx)
         table = self._reclaimer.table(row)
@@ -113,8 +116,16 @@ class PrefixForks:
         self.waiting.pop(row, None)
         if decision.wanted_pages:
             self.waiting[row] = decision.wanted_pages
-        if decision.first_page < len(pages):
-            self._start(request, row, decision)
+        first = row not in self._asked
+        self._asked.add(row)
+        if decision.first_page == len(pages):
+            return
+        if first and strategy == "auto" and not pressure and self._scheduler.waiting_queue:
+            # Its prompt has just come into the tree. Those that wait are asked right after this
+            # safe point and may share it; then a copy would release nothing.
+            self.waiting[row] = decision.cost_pages
+            return
+        self._start(request, row, decision)
 
     def _start(self, request: Any, row: Row, decision: ForkDecision) -> None:
         plan = self._reclaimer.fork(row, decision.first_page * self._page_size)
