@@ -74,6 +74,22 @@ def test_a_fork_keeps_room_for_its_copies(engine: MakeEngine) -> None:
     assert ask(budget_of(sim), forking)  # alone: waiting would not help
 
 
+def test_the_fork_of_a_running_request_keeps_its_room(engine: MakeEngine) -> None:
+    sim = engine(pages=32)  # 512 tokens
+    request = waiting(sim, "f", 256, 8, shared="auto")
+    sim.enter(request)
+    sim.prefill(request, published=True)
+    newcomer = waiting(sim, "n", 150, 8)
+    # 256 are free: 176 for its prompt, and 32 for pages opened soon, but not 96 for the copies.
+    assert not ask(budget_of(sim, request), newcomer, request)
+    request.skip_radix_cache_insert = True  # looked at
+    assert ask(budget_of(sim, request), newcomer, request)
+    sim.runtime._forks.waiting[request.kv.req_pool_idx] = 4
+    assert not ask(budget_of(sim, request), newcomer, request)
+    sim.runtime._forks.waiting[request.kv.req_pool_idx] = 3
+    assert ask(budget_of(sim, request), newcomer, request)
+
+
 @pytest.mark.parametrize("shared", ["mask", "auto", "cow"])
 def test_a_cached_prefix_is_charged_a_fork_only_where_one_must_come(
     engine: MakeEngine, shared: str
