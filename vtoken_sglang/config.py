@@ -209,6 +209,11 @@ class RequestOptions:
     def prunes(self) -> bool:
         return self.policy != NO_POLICY
 
+    @property
+    def may_fork(self) -> bool:
+        """Whether copy-on-write may take it out of the prefix cache."""
+        return self.prunes and self.shared in ("cow", "auto")
+
     @classmethod
     def resolve(
         cls, config: VTokenConfig, raw: object, *, page_size: int | None = None

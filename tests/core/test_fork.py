@@ -62,8 +62,30 @@ def test_live_prefix_without_gain_is_left() -> None:
 
 
 def test_no_headroom_and_reserve() -> None:
-    tight = {"free_pages": 3, "reserve_pages": 2}
-    assert decide_fork(case([8] * 4, [1] * 4, **tight)).reason == "no headroom"
+    tight = {"free_pages": 3, "reserve_pages": 2, "starts": np.array([0])}
+    found = decide_fork(case([8] * 4, [1] * 4, **tight))
+    assert (found.first_page, found.reason, found.wanted_pages) == (4, "no headroom", 2)
+
+
+def test_a_part_that_fits_is_forked_where_the_best_one_does_not() -> None:
+    """The last two pages are worth it whatever those before them would be with more room."""
+    own_end = {"starts": np.array([0, 8]), "free_pages": 6, "reserve_pages": 4, "pressure": True}
+    found = decide_fork(case([6] * 10, [2] * 8 + [1] * 2, **own_end))
+    assert (found.first_page, found.cost_pages, found.released_pages) == (8, 1, 2.0)
+
+
+def test_what_takes_nothing_fits_into_a_pool_without_room() -> None:
+    short = {"free_pages": 1, "reserve_pages": 5}
+    assert decide_fork(case([0] * 3, [1] * 3, **short)).first_page == 0
+    assert decide_fork(case([1] * 3, [1] * 3, **short)).first_page == 3
+
+
+@pytest.mark.parametrize(("free", "reason"), [(7, "no room for all"), (8, "pays")])
+def test_a_joint_fork_starts_only_with_room_for_everybody(free: int, reason: str) -> None:
+    """Two copies of 4 pages; after the first alone, the prefix would still be held."""
+    node = {"starts": np.array([0]), "free_pages": free, "pressure": True}
+    found = decide_fork(case([4] * 16, [2] * 16, **node))
+    assert (found.reason, found.wanted_pages) == (reason, 0)
 
 
 def test_request_about_to_finish_is_left() -> None:
@@ -108,12 +130,17 @@ def test_matches_the_formula(given_case: ForkCase) -> None:
     ]
     moved = [int(given_case.live[b:].sum()) for b in range(pages + 1)]
     gain = [sum(share[b:], Fraction(0)) - ceil(Fraction(moved[b], PAGE)) for b in range(pages + 1)]
-    best = max(range(pages + 1), key=lambda b: (gain[b], b))
-    pays = (
-        gain[best] >= 1
-        and ceil(Fraction(moved[best], PAGE)) <= given_case.free_pages - given_case.reserve_pages
-        and gain[best] * PAGE * given_case.remaining >= moved[best]
-    )
+    copies = [
+        int(live) * (int(h) - 1) if 0 < part < 1 else 0
+        for live, h, part in zip(given_case.live, given_case.holders, share, strict=True)
+    ]
+    room = [
+        ceil(Fraction(moved[b], PAGE)) + ceil(Fraction(sum(copies[b:]), PAGE))
+        for b in range(pages + 1)
+    ]
+    free = max(0, given_case.free_pages - given_case.reserve_pages)
+    best = max((b for b in range(pages + 1) if room[b] <= free), key=lambda b: (gain[b], b))
+    pays = gain[best] >= 1 and gain[best] * PAGE * given_case.remaining >= moved[best]
     decision = decide_fork(given_case)
     if not pays:
         assert decision.first_page == pages

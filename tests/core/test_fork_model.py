@@ -29,9 +29,10 @@ def cases(draw: st.DrawFn) -> ForkCase:
     )
 
 
-def gain_of(case: ForkCase, first: int) -> tuple[float, int, int]:
-    """(pages gained, pages taken, tokens moved) of a fork at page `first`, counted one by one."""
-    gained, moved = 0.0, 0
+def gain_of(case: ForkCase, first: int) -> tuple[float, int, int, int]:
+    """(pages gained, pages taken, tokens moved, pages taken by all who must fork) of a fork at page
+    `first`, counted one by one."""
+    gained, moved, others = 0.0, 0, 0
     for page in range(first, len(case.live)):
         holders = int(case.holders[page])
         moved += int(case.live[page])
@@ -39,8 +40,9 @@ def gain_of(case: ForkCase, first: int) -> tuple[float, int, int]:
             gained += 1
         elif case.pressure and case.pruning_holders[page] == holders:
             gained += 1 / holders
+            others += (holders - 1) * int(case.live[page])
     taken = -(-moved // case.page_size)
-    return gained - taken, taken, moved
+    return gained - taken, taken, moved, taken - (-others // case.page_size)
 
 
 @given(case=cases())
@@ -48,24 +50,29 @@ def test_the_rule_finds_the_best_fork_or_says_why_not(case: ForkCase) -> None:
     pages = len(case.live)
     decision = decide_fork(case)
     every = [gain_of(case, first) for first in range(pages + 1)]
-    best = max(gain for gain, _, _ in every)
+    room = max(0, case.free_pages - case.reserve_pages)
+    fitting = [first for first, (_, _, _, needed) in enumerate(every) if needed <= room]
+    best = max(every[first][0] for first in fitting)
     if decision.first_page < pages:
-        gain, taken, moved = every[decision.first_page]
+        gain, taken, moved, needed = every[decision.first_page]
         assert abs(decision.gain_pages - gain) < 1e-9
         assert (decision.cost_pages, decision.moved_tokens) == (taken, moved)
         assert gain >= best - 1e-9
         assert gain >= 1 - 1e-9  # thirds and sixths do not add up exactly
-        assert taken <= case.free_pages - case.reserve_pages
+        assert needed <= room
         assert gain * case.page_size * case.remaining >= moved - 1e-6
         return
-    at = max(first for first, (gain, _, _) in enumerate(every) if gain >= best - 1e-9)
-    gain, taken, moved = every[at]
+    at = max(first for first in fitting if every[first][0] >= best - 1e-9)
+    gain, _, moved, _ = every[at]
+    wished = max(gain for gain, _, _, _ in every)
     refused = {
-        "nothing gained": gain < 1 + 1e-9,
-        "no headroom": taken > case.free_pages - case.reserve_pages,
+        "nothing gained": wished < 1 + 1e-9,
+        "no headroom": gain < 1 + 1e-9 and wished >= 1 - 1e-9 and decision.wanted_pages > room,
+        "no room for all": gain < 1 + 1e-9 and wished >= 1 - 1e-9 and case.pressure,
         "too short a life": gain * case.page_size * case.remaining < moved + 1e-6,
     }
     assert refused[decision.reason]
+    assert bool(decision.wanted_pages) == (decision.reason == "no headroom")
 
 
 @given(case=cases())

@@ -74,6 +74,22 @@ def test_a_fork_keeps_room_for_its_copies(engine: MakeEngine) -> None:
     assert ask(budget_of(sim), forking)  # alone: waiting would not help
 
 
+def test_the_fork_of_a_running_request_keeps_its_room(engine: MakeEngine) -> None:
+    sim = engine(pages=32)  # 512 tokens
+    request = waiting(sim, "f", 256, 8, shared="auto")
+    sim.enter(request)
+    sim.prefill(request, published=True)
+    newcomer = waiting(sim, "n", 150, 8)
+    # 256 are free: 176 for its prompt, and 32 for pages opened soon, but not 96 for the copies.
+    assert not ask(budget_of(sim, request), newcomer, request)
+    request.skip_radix_cache_insert = True  # looked at
+    assert ask(budget_of(sim, request), newcomer, request)
+    sim.runtime._forks.waiting[request.kv.req_pool_idx] = 4
+    assert not ask(budget_of(sim, request), newcomer, request)
+    sim.runtime._forks.waiting[request.kv.req_pool_idx] = 3
+    assert ask(budget_of(sim, request), newcomer, request)
+
+
 @pytest.mark.parametrize("shared", ["mask", "auto", "cow"])
 def test_a_cached_prefix_is_charged_a_fork_only_where_one_must_come(
     engine: MakeEngine, shared: str
@@ -160,6 +176,50 @@ def test_a_chunk_takes_what_is_free_or_waits_and_all_wait_with_it(engine: MakeEn
     assert not sim.runtime.capacity.parked
 
 
+@pytest.mark.parametrize("shared", ["skip", "mask", "auto"])
+@pytest.mark.parametrize(("new", "fits"), [(490, True), (560, False)])
+def test_the_last_chunk_of_a_published_prompt_is_reserved_whole(
+    engine: MakeEngine, shared: str, new: int, fits: bool
+) -> None:
+    sim = engine(pages=64)  # 1024 tokens
+    request = waiting(sim, "long", 400, 32, shared=shared)
+    sim.enter(request)
+    sim.extend(request, 256)
+    request.prefix_len = request.kv.cache_protected_len = 256  # its first chunk is in the tree
+    sim.scheduler.chunked_req = request
+    budget: Any = budget_of(sim)
+    budget.consider(request, [], alone=False)
+    assert budget.available_chunk_tokens(256) == 256
+    budget.reserve(144, 32, is_chunked_continuation=True)
+    # 768 are free: 144 for the last chunk and 32 for what it generates leave less than 592.
+    assert ask(budget, waiting(sim, "late", 16, new, policy="none"), request) == fits
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 16])
+@pytest.mark.parametrize("length", [28, 29, 32])
+def test_pages_opened_soon_are_those_that_decoding_takes(
+    engine: MakeEngine, page_size: int, length: int
+) -> None:
+    sim = engine(page_size, pages=512 // page_size)
+    request = sim.admit("a", length)
+    sim.prefill(request)
+    free = sim.allocator.available_size()
+    expected = sim.runtime.capacity.soon_opened([request], steps=4)
+    for _ in range(4):
+        sim.decode(request)
+    assert free - sim.allocator.available_size() == expected
+
+
+def test_chunks_are_not_expected_to_be_pruned_before_a_policy_looks(engine: MakeEngine) -> None:
+    """snapkv waits for the prompt's end: until then a private prompt is there whole."""
+    sim = engine(pages=32)  # 512 tokens
+    for policy, most in (("streaming_llm", 176), ("snapkv", 416)):
+        request = waiting(sim, policy, 400, 10, publish="never", policy=policy)
+        charge = sim.runtime.capacity.charge(request, 32)
+        assert charge is not None
+        assert most - 16 <= charge.footprint.prefill <= most
+
+
 # -- requests longer than the pool ----------------------------------------------------------------
 
 
@@ -206,15 +266,22 @@ def test_one_whose_budget_does_not_fit_is_told_what_would(engine: MakeEngine) ->
     assert allowed(sim, modest) == fit
 
 
-def test_without_chunks_nothing_outgrows_the_pool(engine: MakeEngine) -> None:
+@pytest.mark.parametrize(("policy", "chunk"), [("streaming_llm", None), ("snapkv", 64)])
+def test_what_is_there_whole_at_some_time_does_not_outgrow_the_pool(
+    engine: MakeEngine, policy: str, chunk: int | None
+) -> None:
+    """After a retraction prompt and output are one prompt: in one chunk, or not pruned before its
+    end. What is said to fit does."""
     from vtoken_sglang.errors import ConfigError
 
     sim = engine(pages=32)
-    request = waiting(sim, "a", 100, 3000)
+    request = waiting(sim, "a", 100, 3000, policy=policy)
     stock = clipped(sim, request)
-    sim.scheduler.chunked_prefill_size = None
-    with pytest.raises(ConfigError):
+    sim.scheduler.chunked_prefill_size = chunk
+    with pytest.raises(ConfigError, match="new tokens after this prompt") as caught:
         sim.runtime.lengths.new_tokens(request, 3000, stock)
+    fit = int(str(caught.value).rpartition("up to ")[2].split()[0])
+    assert fit == 512 - 16 - 100
 
 
 def test_a_prompt_the_tree_could_not_hold_stays_private(engine: MakeEngine) -> None:
@@ -223,6 +290,9 @@ def test_a_prompt_the_tree_could_not_hold_stays_private(engine: MakeEngine) -> N
     long, short = waiting(sim, "long", 900, 10), waiting(sim, "short", 100, 3000)
     assert sim.runtime.lengths.keeps_private(long)
     assert not sim.runtime.lengths.keeps_private(short)
+    # Under auto others may hold its prompt, too, and then it is never given back.
+    grows = waiting(sim, "grows", 200, 400, keep=0.4, shared="auto")
+    assert sim.runtime.lengths.keeps_private(grows)
     # Nor may it lock so much of the cache that the rest finds no room.
     assert sim.runtime.capacity.longest_match(long) == 512 - 16 - 96 - 64
     assert sim.runtime.capacity.longest_match(waiting(sim, "fits", 100, 100)) is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -172,6 +172,61 @@ def test_a_hot_prefix_is_masked_not_forked(engine: MakeEngine) -> None:
     assert all(len(sim.seen(request)) < 70 for request in sharers)
     used = sim.total - sim.allocator.available_size()
     assert used <= 96 + 3 * (8 + 8 + 2 * sim.page_size)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_first_fork_lets_those_that_wait_share(engine: MakeEngine, shares: bool) -> None:
+    sim = engine()
+    request = admitted(sim, "a", PREFIX, shared="auto")
+    sim.scheduler.waiting_queue = ["b"]
+    sim.steps(1)
+    sim.safe_point()
+    assert not sim.copies.waiting
+    assert sim.runtime.capacity.fork_headroom(sim.running) >= 16  # it may come yet
+    admitted(sim, "b", [*(PREFIX if shares else OTHER), 1], shared="auto", seed=1)
+    sim.steps(3)
+    assert (request.kv.cache_protected_len < 32) == (not shares)
+
+
+def pressed(sim: PrefixEngine, strategies: Sequence[str], left: int) -> dict[str, Any]:
+    """Sharers of a long prefix in a pool of which others leave `left` tokens; what became of it."""
+    shared = list(range(6000, 6240))
+    first = admitted(sim, "first", [*shared, 1], policy="none")
+    sim.steps(1)
+    sim.finish(first)
+    for seed, strategy in enumerate(strategies):
+        admitted(sim, f"r{seed}", [*shared, 10 + seed], shared=strategy, seed=seed, keep=0.3)
+    while (room := sim.allocator.available_size() - left) >= 16:
+        start = 10_000 + 1000 * len(sim.running)
+        prompt = range(start, start + min(room, 400) // 16 * 16 - 8)
+        admitted(sim, str(start), list(prompt), policy="none")
+    sim.steps(5)
+    assert sim.accounted() == sim.total
+    return sim.runtime.describe()
+
+
+@pytest.mark.parametrize(("other", "forks"), [("auto", 2), ("mask", 0), ("skip", 0)])
+def test_sharers_fork_under_pressure_only_if_the_others_will_too(
+    engine: MakeEngine, other: str, forks: int
+) -> None:
+    sim = engine(tokens=3200)
+    log = pressed(sim, ["auto", other], 360)["forks"]["log"]
+    assert len(log) == forks
+    assert sum(record["realised_pages"] for record in log) >= forks
+    # Nobody has to leave room for a fork that does not come.
+    assert sim.runtime.capacity.fork_headroom(sim.running) == 0
+
+
+def test_sharers_do_not_fork_without_room_for_all(engine: MakeEngine) -> None:
+    """The first copy would use up the room of the second, and nothing would come back."""
+    sim = engine(tokens=3200)
+    left = 240 if sim.page_size > 1 else 140
+    found = pressed(sim, ["auto", "auto"], left)
+    assert found["forks"]["log"] == []
+    assert found["forks"]["decisions"].keys() == {"auto: no room for all"}
+    assert sim.runtime.capacity.fork_headroom(sim.running) == 0
+    masked = pressed(engine(tokens=3200), ["mask", "mask"], left)
+    assert found["footprint"] == masked["footprint"]
 
 
 @pytest.mark.parametrize("end", ["finish", "abort", "retract"])

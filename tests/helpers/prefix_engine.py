@@ -57,6 +57,7 @@ class TreeRequest:
     lock: Any = None
     last_node: Any = None
     prefix_len: int = 0
+    cached_tokens: int = 0  # of the prompt, found in the tree at first
     extend_end: int = 0
     decode_batch_idx: int = 0
     skip_radix_cache_insert: bool = False
@@ -129,6 +130,7 @@ class PrefixEngine:
             token_to_kv_pool_allocator=self.allocator,
             tree_cache=self.tree,
             chunked_req=None,
+            waiting_queue=[],
             running_batch=SimpleNamespace(reqs=self.running),
             max_total_num_tokens=self.total,
             is_fully_idle=lambda **_: not self.running,
@@ -154,7 +156,10 @@ class PrefixEngine:
         parameters = SimpleNamespace(custom_params={"vtoken": options}, max_new_tokens=new_tokens)
         request = TreeRequest(rid, array("q", prompt), parameters, extra_key, cache_salt)
         scheduler_hooks.keep_prompt_private(None, self.scheduler, request)
-        return request if self.enter(request) else None
+        if not self.enter(request):
+            return None
+        request.cached_tokens = request.prefix_len
+        return request
 
     def enter(self, request: TreeRequest) -> bool:
         """What SGLang does from the waiting queue to the launch of the prefill."""

@@ -56,7 +56,7 @@ def footprint(
     expected = actual = full = 0
     for table in tables:
         size, own = table.page_size, options[id(table.record)]
-        pinned = 0 if own.shared in ("cow", "auto") else table.protected_len
+        pinned = 0 if own.shared == "cow" else table.protected_len  # as `Capacity.growth` has it
         expected += settled_tokens(capacity.rule(own), table.logical_len, pinned)
         actual += table.ledger.pages_held * size
         full += page_ceil(table.logical_len, size) - table.protected_len

@@ -7,9 +7,10 @@ length. Scheduler thread only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any
 
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
@@ -25,10 +26,13 @@ from vtoken_sglang.core.footprint import (
     fits_private,
     fits_published,
     fork_cost,
+    page_ceil,
     page_floor,
 )
 from vtoken_sglang.core.settings import ReclaimSettings
 from vtoken_sglang.core.token_table import TokenTable
+from vtoken_sglang.policy.base import Gather
+from vtoken_sglang.policy.registry import load_policy
 from vtoken_sglang.policy.victims import target_kept
 
 # Decode steps that a new request's first looks may take to come.
@@ -36,6 +40,7 @@ STEPS_UNTIL_PRUNED = 4
 MOST_WASTE = 0.9
 # Below this share of free pages the planner is told that the pool is under pressure.
 PRESSURE_FREE_SHARE = 1 / 8
+_NONE: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +75,10 @@ class Capacity:
         config: VTokenConfig,
         options_of: Callable[[Any], RequestOptions],
         tables: Callable[[], Iterable[TokenTable]],
-        forks_waiting: Container[int] = (),
+        forks_waiting: Mapping[int, int] = _NONE,
     ) -> None:
-        """`forks_waiting`: rows whose fork would pay, had the pool the pages; read at each use."""
+        """`forks_waiting`: by row, pages of a fork that would pay, had the pool as many; read at
+        each use."""
         self._scheduler = scheduler
         self._forks_waiting = forks_waiting
         self._reclaims = config.reclaims
@@ -130,7 +136,8 @@ class Capacity:
         published = self.publishes(request)
         cached = page_floor(request.prefix_len, self.page_size)
         forks = published and _expects_fork(options, rule, length, cached)
-        prunes_chunks = request.skip_radix_cache_insert
+        waits = _waits_for_prompt_end(options.policy)
+        prunes_chunks = request.skip_radix_cache_insert and not waits
         if prunes_chunks and chunk is not None and self.outgrows(request):
             # Only a permanent shortfall shortens chunks: the pool could not hold two whole ones.
             spare = self.tokens - rule.with_waste(self.most_waste).bound(length) - self.page_size
@@ -154,12 +161,16 @@ class Capacity:
             return None
         kv = request.kv
         protected, private = kv.cache_protected_len, kv_private_tokens(kv, self.page_size)
+        to_come = 0  # of the prompt, for the tree: chunks that were not computed yet
         if self.publishes(request):  # the checkpoint after its prefill is still to come
             prompt = page_floor(len(request.origin_input_ids), self.page_size)
-            private -= max(0, min(prompt, kv.kv_allocated_len) - protected)
+            computed = max(protected, min(prompt, kv.kv_allocated_len))
+            private -= computed - protected
             protected = max(protected, prompt)
-        # Under auto a fork is optional and never takes more than it gives back: what stays free
-        # without it is enough. Under cow it comes, whatever others hold.
+            to_come = protected - computed
+        # Under auto a fork is optional, and those that must fork to give back more than they take
+        # find room together: what stays free without it is enough. Under cow it comes, whatever
+        # others hold.
         pinned = 0 if options.shared == "cow" else protected
         ratio = 1.0 if request.sampling_params.ignore_eos else ratio
         remaining = int(_remaining(request) * ratio) + 1
@@ -168,7 +179,7 @@ class Capacity:
             self.rule(options), length=length, remaining=remaining, pinned=pinned, private=private
         )
         if pinned or not protected:
-            return grown
+            return to_come + grown
         return min(grown, max(remaining + self.page_size, fork_cost(self.rule(options), length)))
 
     def fork_headroom(self, requests: Iterable[Any]) -> int:
@@ -176,18 +187,20 @@ class Capacity:
         most = 0
         for request in requests:
             options = self.options(request)
-            if options is not None and self._will_fork(request, options):
+            pages = self._forks_waiting.get(request.kv.req_pool_idx)
+            if pages is not None:
+                most = max(most, pages * self.page_size)
+            elif options is not None and self._will_fork(request, options):
                 length = request.kv.kv_allocated_len
                 most = max(most, fork_cost(self.rule(options), length))
         return most
 
     def _will_fork(self, request: Any, options: RequestOptions) -> bool:
-        """Whether a running request is expected to leave the tree by copy-on-write yet."""
+        """Whether a running request is expected to leave the tree by copy-on-write yet, though it
+        did not find so itself. Under auto, once looked at, it has forked, does not want to, or
+        waits for pages that it named."""
         fresh = self.publishes(request)
-        if options.shared == "auto" and not fresh:
-            # Looked at: it has forked, or found that it does not pay, unless it lacked the pages.
-            return request.kv.req_pool_idx in self._forks_waiting
-        if not fresh and not request.kv.cache_protected_len:
+        if not fresh and (options.shared == "auto" or not request.kv.cache_protected_len):
             return False
         length = len(request.origin_input_ids)
         return _expects_fork(options, self.rule(options), length, request.cached_tokens)
@@ -195,8 +208,8 @@ class Capacity:
     def soon_opened(self, requests: Iterable[Any], steps: int = STEPS_UNTIL_PRUNED) -> int:
         """Tokens of pages that these requests open within `steps` decode steps."""
         size = self.page_size
-        opened = sum(-request.kv.kv_committed_len % size < steps for request in requests)
-        return opened * size
+        lengths = [request.kv.kv_committed_len for request in requests]
+        return sum(page_ceil(at + steps, size) - page_ceil(at, size) for at in lengths)
 
     # -- requests longer than the pool ----------------------------------------------------------
 
@@ -209,8 +222,8 @@ class Capacity:
         """Whether the pool, otherwise empty, takes a prompt of `length` and `new` tokens more,
         whatever goes wrong: a retraction makes prompt and output one private prompt."""
         rule = self.rule(options, self.most_waste)
-        if self._scheduler.chunked_prefill_size is None and length + new > self.tokens:
-            return False  # computed again after a retraction, it would be one chunk
+        if self.computes_whole(options) and length + new > self.tokens:
+            return False  # computed again after a retraction, it would be there whole
         if not fits_private(rule, length + new, self.tokens):
             return False
         case = Prefill(
@@ -218,10 +231,15 @@ class Capacity:
             cached=0,
             new=new,
             published=True,
-            forks=options.shared in ("cow", "auto"),
+            forks=options.shared == "cow",  # under auto not while others hold its prompt, too
             chunk=None,
         )
         return not published or fits_published(rule, case, self.tokens)
+
+    def computes_whole(self, options: RequestOptions) -> bool:
+        """Whether a private prompt is there whole at some time: it is one chunk, or the policy does
+        not look before the prompt's end."""
+        return self._scheduler.chunked_prefill_size is None or _waits_for_prompt_end(options.policy)
 
     def longest_match(self, request: Any) -> int | None:
         """Most tokens of the cached prefix that a request longer than the pool may lock: what it
@@ -244,6 +262,12 @@ def _rule(options: RequestOptions, page_size: int) -> PruneRule:
         page_size=page_size,
         waste=0.0,
     )
+
+
+@lru_cache(maxsize=64)
+def _waits_for_prompt_end(policy: str) -> bool:
+    observation = load_policy(policy).observation()
+    return observation is not None and observation.gather is Gather.PROMPT_END
 
 
 def _expects_fork(options: RequestOptions, rule: PruneRule, length: int, cached: int) -> bool:

@@ -60,6 +60,8 @@ class Lengths:
         raise self._refusal(options, prompt, asked)
 
     def _longest_fit(self, options: RequestOptions, limit: int) -> int:
+        if self._capacity.computes_whole(options):
+            limit = min(limit, self._capacity.tokens)
         rule = self._capacity.rule(options, self._capacity.most_waste)
         return most_length(rule, self._capacity.tokens, limit)
 

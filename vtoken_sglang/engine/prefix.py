@@ -58,7 +58,9 @@ class PrefixForks:
         self.records: deque[ForkRecord] = deque(maxlen=LOGGED_FORKS)
         self.committed = 0
         self.decisions: Counter[str] = Counter()
-        self.waiting: set[int] = set()  # rows whose fork would pay, had the pool the pages
+        # By row: pages of a fork that would pay, had the pool as many.
+        self.waiting: dict[int, int] = {}
+        self._asked: set[int] = set()  # rows whose fork was considered before
 
     def adopt(self, request: Any) -> None:
         """Keep the row's tree pages; call before its first kill."""
@@ -69,7 +71,8 @@ class PrefixForks:
         self._pages.pop(row, None)
         self._requests.pop(row, None)
         self._started.pop(row, None)
-        self.waiting.discard(row)
+        self.waiting.pop(row, None)
+        self._asked.discard(row)
 
     def consider_all(
         self,
@@ -87,8 +90,9 @@ class PrefixForks:
     ) -> None:
         """Fork the request's prefix if its strategy says so.
 
-        `auto` asks the cost rule; `cow` forks the whole prefix as soon as a token of it is dead and
-        the pool has the pages. One fork of a row is in flight at a time.
+        `auto` asks the cost rule, and before its first fork gives requests that wait a chance to
+        share; `cow` forks the whole prefix as soon as a token of it is dead and the pool has the
+        pages. One fork of a row is in flight at a time.
         """
         row = Row(request.kv.req_pool_idx)
         table = self._reclaimer.table(row)
@@ -109,11 +113,19 @@ class PrefixForks:
         )
         decision = decide_fork(case) if strategy == "auto" else _fork_all(case)
         self.decisions[f"{strategy}: {decision.reason}"] += 1
-        self.waiting.discard(row)
-        if decision.reason == "no headroom":
-            self.waiting.add(row)
-        if decision.first_page < len(pages):
-            self._start(request, row, decision)
+        self.waiting.pop(row, None)
+        if decision.wanted_pages:
+            self.waiting[row] = decision.wanted_pages
+        first = row not in self._asked
+        self._asked.add(row)
+        if decision.first_page == len(pages):
+            return
+        if first and strategy == "auto" and not pressure and self._scheduler.waiting_queue:
+            # Its prompt has just come into the tree. Those that wait are asked right after this
+            # safe point and may share it; then a copy would release nothing.
+            self.waiting[row] = decision.cost_pages
+            return
+        self._start(request, row, decision)
 
     def _start(self, request: Any, row: Row, decision: ForkDecision) -> None:
         plan = self._reclaimer.fork(row, decision.first_page * self._page_size)
@@ -215,7 +227,7 @@ class PageHolders:
 
     Fields:
         total: int64 [pages of the pool + 2], by page id.
-        pruning: of those, requests that prune.
+        pruning: of those, requests that prune and may fork.
     """
 
     total: NDArray[np.int64]
@@ -226,7 +238,7 @@ class PageHolders:
         return np.maximum(self.total[pages], 1)
 
     def pruning_of(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Pruning holders of these pages."""
+        """Holders of these pages that may fork."""
         return self.pruning[pages]
 
 
@@ -241,13 +253,14 @@ def _fork_all(case: ForkCase) -> ForkDecision:
     moved = int(case.live.sum())
     cost = -(-moved // case.page_size)
     dead = moved < len(case.live) * case.page_size
-    fits = cost <= case.free_pages - case.reserve_pages
+    fits = cost <= max(0, case.free_pages - case.reserve_pages)
     return ForkDecision(
         first_page=0 if dead and fits else len(case.live),
         cost_pages=cost,
         released_pages=float((case.holders == 1).sum()),
         moved_tokens=moved,
         reason="pays" if dead and fits else "no headroom" if dead else "nothing dead",
+        wanted_pages=cost if dead and not fits else 0,
     )
 
 

@@ -202,8 +202,8 @@ class Runtime:
         strategies = [(r, self._options_of(r).options.shared) for r in looked_at]
         forking = [(r, strategy) for r, strategy in strategies if strategy in ("cow", "auto")]
         if forking and self._config.reclaims:
-            pruning = {row for row, state in self._requests.items() if state.options.prunes}
-            holders = self._forks.holders(owners, pruning)
+            able = {row for row, state in self._requests.items() if state.options.may_fork}
+            holders = self._forks.holders(owners, able)
             self._forks.consider_all(forking, holders, self._pool.free_pages, pressure)
 
     def _kill(self, request: Any, victims: NDArray[np.int64]) -> None:
