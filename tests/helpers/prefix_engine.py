@@ -333,5 +333,7 @@ class PrefixEngine:
     def holder_counts(self) -> np.ndarray:
         """The plugin's count of holders by page id."""
         forks: Any = self.runtime._forks
-        total: np.ndarray = forks.holders(self.running, set()).total
+        found = forks.holders(self.running, set())
+        total = np.zeros(self.scheduler.max_total_num_tokens // self.page_size + 2, np.int64)
+        total[found.pages] = found.total
         return total

@@ -65,8 +65,9 @@ class Capacity:
         waste: share of the retained pages that is expected to be dead; as measured before each
             admission, `most_waste` while nothing is pruned.
         parked: the chunked request found no room for its next chunk in the last pass.
-        changed: a request was looked at in this safe point. By then its prompt is in the tree and
-            what it will hold is known: those that wait may need less than when they were refused.
+        changed: a request was looked at for the first time in this safe point. By then its prompt
+            is in the tree and what it will hold is known: those that wait may need less than when
+            they were refused. Later looks show in the free pages.
     """
 
     def __init__(

@@ -53,6 +53,8 @@ class PrefixForks:
         self._page_size: int = scheduler.token_to_kv_pool_allocator.page_size
         self._rows: torch.Tensor = scheduler.req_to_token_pool.req_to_token
         self._pages: dict[int, NDArray[np.int64]] = {}  # by row: tree pages of pruned requests
+        # By row, of requests not pruned yet: record, tree-owned length, tree pages.
+        self._unpruned: dict[int, tuple[Any, int, NDArray[np.int64]]] = {}
         self._requests: dict[int, Any] = {}  # by row: requests with a fork in flight
         self._started: dict[int, ForkRecord] = {}
         self.records: deque[ForkRecord] = deque(maxlen=LOGGED_FORKS)
@@ -65,10 +67,12 @@ class PrefixForks:
     def adopt(self, request: Any) -> None:
         """Keep the row's tree pages; call before its first kill."""
         self._pages[request.kv.req_pool_idx] = self._read_pages(request.kv)
+        self._unpruned.pop(request.kv.req_pool_idx, None)
 
     def forget(self, row: int) -> None:
         """The row ended."""
         self._pages.pop(row, None)
+        self._unpruned.pop(row, None)
         self._requests.pop(row, None)
         self._started.pop(row, None)
         self.waiting.pop(row, None)
@@ -207,45 +211,63 @@ class PrefixForks:
             kv = request.kv
             if not kv.cache_protected_len:
                 continue
-            pages = self._pages.get(kv.req_pool_idx)
-            pages = self._read_pages(kv) if pages is None else pages
+            pages = self._pages_of(kv)
             held.append(pages)
             if kv.req_pool_idx in pruning_rows:
                 pruning.append(pages)
-        size = self._scheduler.max_total_num_tokens // self._page_size + 2
-        return PageHolders(_counts(held, size), _counts(pruning, size))
+        return PageHolders.of(held, pruning)
 
     def _read_pages(self, kv: Any) -> NDArray[np.int64]:
         entries = self._rows[kv.req_pool_idx, : kv.cache_protected_len : self._page_size]
         pages: NDArray[np.int64] = entries.cpu().numpy().astype(np.int64) // self._page_size
         return pages
 
+    def _pages_of(self, kv: Any) -> NDArray[np.int64]:
+        """Tree pages of a row, read from the device once per length: without a kill they stay what
+        they are until the tree takes over more of the prompt."""
+        row, length = kv.req_pool_idx, kv.cache_protected_len
+        if (pages := self._pages.get(row)) is not None:
+            return pages
+        known = self._unpruned.get(row)
+        if known is None or known[0] is not kv or known[1] != length:
+            known = self._unpruned[row] = (kv, length, self._read_pages(kv))
+        return known[2]
+
 
 @dataclass(frozen=True, slots=True)
 class PageHolders:
-    """Running requests whose lock covers a page.
+    """Running requests whose lock covers a page. Its size is that of the pages held.
 
     Fields:
-        total: int64 [pages of the pool + 2], by page id.
-        pruning: of those, requests that prune and may fork.
+        pages: int64 [n], ids of the pages that somebody holds, ascending.
+        total, pruning: int64 [n], who holds each; of those, requests that prune and may fork.
     """
 
+    pages: NDArray[np.int64]
     total: NDArray[np.int64]
     pruning: NDArray[np.int64]
 
+    @classmethod
+    def of(cls, held: list[NDArray[np.int64]], pruning: list[NDArray[np.int64]]) -> PageHolders:
+        """From the pages of every holder, and of every holder that may fork."""
+        none = np.zeros(0, np.int64)
+        pages, total = np.unique(np.concatenate([none, *held]), return_counts=True)
+        at = np.searchsorted(pages, np.concatenate([none, *pruning]))
+        return cls(pages, total, np.bincount(at, minlength=len(pages)))
+
     def all_of(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
         """Holders of these pages; every one has at least the asking request."""
-        return np.maximum(self.total[pages], 1)
+        return np.maximum(self._found(self.total, pages), 1)
 
     def pruning_of(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
         """Holders of these pages that may fork."""
-        return self.pruning[pages]
+        return self._found(self.pruning, pages)
 
-
-def _counts(pages: list[NDArray[np.int64]], size: int) -> NDArray[np.int64]:
-    if not pages:
-        return np.zeros(size, np.int64)
-    return np.bincount(np.concatenate(pages), minlength=size)
+    def _found(self, counts: NDArray[np.int64], pages: NDArray[np.int64]) -> NDArray[np.int64]:
+        if not len(self.pages):
+            return np.zeros(len(pages), np.int64)
+        at = np.minimum(np.searchsorted(self.pages, pages), len(self.pages) - 1)
+        return np.where(self.pages[at] == pages, counts[at], 0)
 
 
 def _fork_all(case: ForkCase) -> ForkDecision:

@@ -142,16 +142,18 @@ class Runtime:
         """
         sealed: dict[Row, int] = {}
         looked_at: list[Any] = []
-        chunked = self._scheduler.chunked_req
+        chunked, self.capacity.changed = self._scheduler.chunked_req, False
         for request, sealed_len in prunable(candidates, chunked, self._page_size):
             row = Row(request.kv.req_pool_idx)
             if self._reclaimer.table(row) is not None:
                 self._reclaimer.sync_new_tokens(row, request.kv.kv_allocated_len)
-            if self._prune_if_due(request, sealed_len, force) or row in self._forks.waiting:
+            first = self._options_of(request).last_len == 0
+            looked = self._prune_if_due(request, sealed_len, force)
+            self.capacity.changed |= looked and first
+            if looked or row in self._forks.waiting:
                 looked_at.append(request)
             if self._reclaimer.table(row) is not None:
                 sealed[row] = sealed_len
-        self.capacity.changed = bool(looked_at)
         if not sealed and not self._reclaimer.copies.busy:
             return False
         pressure = force or self.capacity.under_pressure(self._pool.free_pages())
