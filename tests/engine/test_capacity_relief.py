@@ -98,6 +98,10 @@ def test_a_look_opens_admission(engine: MakeEngine) -> None:
     batch.batch_is_full = True
     sim.safe_point()  # nothing new to look at
     assert batch.batch_is_full
+    sim.decode(request)
+    sim.safe_point()  # looked at again: nothing new for those that wait
+    assert sim.runtime.statistics.killed_tokens == 0
+    assert batch.batch_is_full
 
 
 def test_retractions_are_counted(engine: MakeEngine) -> None:

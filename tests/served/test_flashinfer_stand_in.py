@@ -20,14 +20,7 @@ from tests.served.configurations import POOL_FLAGS, STRICT_CHECKS, Configuration
 from tests.served.mix import Mix, run_mix
 from tests.served.pruned_mix import build_pruned_mix, long_case
 
-# Minutes per case on a CPU, and not run to the end yet: asked for by name.
-pytestmark = [
-    pytest.mark.server,
-    pytest.mark.skipif(
-        not os.environ.get("VTOKEN_TEST_FLASHINFER_STAND_IN"),
-        reason="set VTOKEN_TEST_FLASHINFER_STAND_IN=1 to serve through the FlashInfer stand-in",
-    ),
-]
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_CPU = ROOT / "tests" / "helpers" / "flashinfer_on_cpu"
