@@ -227,6 +227,7 @@ def seeds_command(chosen: argparse.Namespace, words: list[str]) -> bool:
     count = chosen.conversations
     tasks = recalls(inputs.tokenizer, inputs.source, RECALL_LENGTH, count, chosen.seed)
     settings = {**inputs.settings, **served.SETTINGS, "recall_tokens": RECALL_LENGTH}
+    settings["prefix_cache"] = True
     rows = Rows(chosen.work / "seeds.jsonl", settings)
     if not seeds.measure(inputs.model, inputs.tokenizer, tasks, rows, inputs.deadline):
         return False

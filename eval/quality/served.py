@@ -1,8 +1,8 @@
 """The same questions asked of a served engine, whose answers and kills the reference must predict.
 
 One server for everything: each request names its policy and ratio in `custom_params`. The chunk of
-prefill is longer than any prompt and prompts are not published, so that the first look comes after
-the prompt, as in the reference's `after`.
+prefill is longer than any prompt and there is no prefix cache, so that the first look comes after
+the prompt and every query of it was observed, as in the reference's `after`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,21 @@ POOL: Final = 8192
 CHUNK: Final = 8192
 KEEP_ALL: Final = "_keep100"
 FLUSH_TRIES: Final = 20
-SETTINGS: Final = {"interval": INTERVAL, "page_size": PAGE_SIZE, "chunk": CHUNK, "pool": POOL}
+SETTINGS: Final = {
+    "interval": INTERVAL,
+    "page_size": PAGE_SIZE,
+    "chunk": CHUNK,
+    "pool": POOL,
+    "prefix_cache": False,
+}
 
 
 class AnswerServer(PolicyServer):
     """A server that says which tokens it killed, as a context manager."""
 
-    def __init__(self, model: str, folder: Path) -> None:
+    def __init__(self, model: str, folder: Path, *more: str) -> None:
         self._trace = folder / "evictions.jsonl"
-        flags = ["--chunked-prefill-size", str(CHUNK)]
+        flags = ["--chunked-prefill-size", str(CHUNK), *more]
         flags += ["--vtoken-publish", "never", "--vtoken-trace", str(self._trace)]
         super().__init__(model, POOL, folder / "server.log", *flags, page_size=PAGE_SIZE)
 
@@ -86,7 +92,12 @@ def measure(
     ]
     if not missing:
         return True
-    with tempfile.TemporaryDirectory() as folder, AnswerServer(model, Path(folder)) as server:
+    # Without a prefix cache: unpruned requests would seed it, and an observed request that hits it
+    # knows only of its own queries.
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        AnswerServer(model, Path(folder), "--disable-radix-cache") as server,
+    ):
         for number, (unit, task, cell) in enumerate(missing):
             if deadline.passed:
                 return False
