@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("sglang", reason="needs SGLang")
@@ -15,7 +13,6 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from tests.helpers.prefix_engine import PrefixEngine, TreeRequest
 from vtoken_sglang.config import VTokenConfig
-from vtoken_sglang.engine.prefix import PageHolders
 
 MakeEngine = Callable[..., PrefixEngine]
 PREFIX = list(range(1000, 1096))
@@ -33,19 +30,6 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> M
         return PrefixEngine(monkeypatch, config, page_size=size, pages=tokens // size, core=core)
 
     return make
-
-
-def test_holders_are_counted_by_page() -> None:
-    draw = np.random.default_rng(0)
-    held = [np.sort(draw.choice(40, 9, replace=False)) for _ in range(5)]
-    able = [held[0], held[3]]
-    found = PageHolders.of(held, able)
-    asked = np.arange(45)
-    counted = Counter(page for pages in held for page in pages.tolist())
-    forking = Counter(page for pages in able for page in pages.tolist())
-    assert found.all_of(asked).tolist() == [max(1, counted[page]) for page in range(45)]
-    assert found.pruning_of(asked).tolist() == [forking[page] for page in range(45)]
-    assert PageHolders.of([], []).all_of(asked).tolist() == [1] * 45
 
 
 def admitted(sim: PrefixEngine, rid: str, prompt: list[int], **options: Any) -> TreeRequest:

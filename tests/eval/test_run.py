@@ -170,5 +170,5 @@ def test_a_trace_is_sent_at_its_times(words: list[str], tmp_path: Path) -> None:
     # an answer takes over a quarter of a second: the second is sent while the first is served
     assert requests[1]["sent_s"] < requests[0]["latency_s"]
     for request, arrival in zip(requests, (0.0, 0.05, 0.2), strict=True):
-        assert request["sent_s"] >= arrival
+        assert request["sent_s"] > arrival - 0.01  # a clock may tick early
         assert (request["prompt_tokens"], len(request["output_ids"])) == (60, 50)
