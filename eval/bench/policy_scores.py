@@ -28,6 +28,7 @@ from vtoken_sglang_eval import provenance
 from vtoken_sglang_eval.bench.reclaim_figures import conversation_text, figure
 from vtoken_sglang_eval.chat import ModelTokenizer
 from vtoken_sglang_eval.eager_attention import EagerReference, expected_victims, unexplained
+from vtoken_sglang_eval.errors import FiguresError
 from vtoken_sglang_eval.figures import write_figures
 from vtoken_sglang_eval.policy_reference import SCORES
 from vtoken_sglang_eval.policy_server import PAGE_SIZE, PolicyServer
@@ -132,7 +133,9 @@ def measure(model: str, prompts: Sequence[Sequence[int]]) -> dict[str, Found]:
 
 
 def figures_of(found: dict[str, Found]) -> dict[str, Any]:
-    """Figures over all policies, and per policy."""
+    """Figures over all policies, and per policy. Raises FiguresError: one evicted nothing."""
+    if idle := [policy for policy, each in found.items() if not each.evictions]:
+        raise FiguresError(f"nothing was evicted under {', '.join(idle)}, so nothing was checked")
     total = sum(each.evictions for each in found.values())
     wrong = sum(each.mismatches for each in found.values())
     lines = max(map(policy_lines, BUILT_IN.values()))

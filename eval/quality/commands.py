@@ -30,26 +30,41 @@ RECALL_LENGTH = 900
 Figures = Mapping[str, Mapping[str, Any]]
 
 
+def positive(text: str) -> int:
+    """A whole number of at least 1. Raises argparse.ArgumentTypeError: it is none."""
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+
+
 def add_options(name: str, command: argparse.ArgumentParser) -> None:
     """Options of one command alone."""
     add = command.add_argument
     if name in ("perplexity", "kvpress"):
-        add("--texts", type=int, default=12, metavar="N", help="default: 12")
+        add("--texts", type=positive, default=12, metavar="N", help="default: 12")
     if name in ("questions", "served"):
-        add("--needles", type=int, default=1, metavar="N", help="per length and depth (default: 1)")
-        add("--conversations", type=int, default=5, metavar="N", help="for recall (default: 5)")
+        add(
+            "--needles",
+            type=positive,
+            default=1,
+            metavar="N",
+            help="per length and depth (default: 1)",
+        )
+        add(
+            "--conversations", type=positive, default=5, metavar="N", help="for recall (default: 5)"
+        )
         add("--lengths", type=int, choices=(1, 2, 3), default=3, metavar="N",
             help="how many of the lengths 1024, 2048, 3072 (default: 3)")  # fmt: skip
     if name == "seeds":
-        add("--conversations", type=int, default=4, metavar="N", help="default: 4")
+        add("--conversations", type=positive, default=4, metavar="N", help="default: 4")
     if name == "plots":
         add("--doc", type=Path, metavar="FILE", help="also fill in the tables of this text")
     if name == "kvpress":
         add("--kvpress-python", type=Path, required=True, metavar="PATH",
             help="interpreter of an environment that has kvpress")  # fmt: skip
-        add("--needles", type=int, default=2, metavar="N", help="per depth (default: 2)")
+        add("--needles", type=positive, default=2, metavar="N", help="per depth (default: 2)")
     if name == "ruler":
-        add("--samples", type=int, default=4, metavar="N", help="per task (default: 4)")
+        add("--samples", type=positive, default=4, metavar="N", help="per task (default: 4)")
         add("--ruler-data", type=Path, required=True, metavar="DIR",
             help="what the generator wrote: TASK/validation.jsonl")  # fmt: skip
 
@@ -276,6 +291,9 @@ def plots_command(chosen: argparse.Namespace, words: list[str]) -> bool:
     for path in plots.draw_all(document, chosen.out.parent):
         print(path.name)
     if chosen.doc is not None:
-        text = chosen.doc.read_text("utf-8")
-        chosen.doc.write_text(tables.fill(text, document), "utf-8")
+        try:
+            text = chosen.doc.read_text("utf-8")
+            chosen.doc.write_text(tables.fill(text, document), "utf-8")
+        except OSError as error:
+            raise FiguresError(f"--doc {chosen.doc}: {error.strerror}") from error
     return True

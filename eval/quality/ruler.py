@@ -17,6 +17,8 @@ from .tasks import Task
 
 ANSWER_TOKENS = {"vt": 30, "cwe": 60, "fwe": 40}
 OTHER_ANSWER_TOKENS = 16
+# Beside the longest single answer: what may stand before it.
+SPARE_TOKENS = 6
 
 
 def read_tasks(folder: Path, tokenizer: ChatTokenizer, samples: int) -> list[Task]:
@@ -44,12 +46,15 @@ def read_tasks(folder: Path, tokenizer: ChatTokenizer, samples: int) -> list[Tas
 
 
 def _task(name: str, number: int, record: dict[str, Any], tokenizer: ChatTokenizer) -> Task:
+    answers = tuple(map(str, record["outputs"]))
+    # An identifier of niah_single_3 alone is about 35 tokens: cut short, nobody could be right.
+    longest = max(len(tokenizer.encode(f" {answer}")) for answer in answers)
     return Task(
         kind="ruler",
         name=f"{name}_{number}",
         context=[],
         question=tokenizer.encode(record["input"]),
-        answers=tuple(map(str, record["outputs"])),
-        answer_tokens=ANSWER_TOKENS.get(name, OTHER_ANSWER_TOKENS),
+        answers=answers,
+        answer_tokens=max(ANSWER_TOKENS.get(name, OTHER_ANSWER_TOKENS), longest + SPARE_TOKENS),
         facts={"task": name},
     )

@@ -70,7 +70,7 @@ def _perplexity(figures: Mapping[str, Any]) -> str:
     full = figures["perplexity_full"]
     title = (
         f"Perplexity over full attention's, which is {full['value']:.1f}, on "
-        f"{full['spread']['texts']:.0f} texts; in brackets the middle half of the texts."
+        f"{full['spread']['texts']:.0f} texts: geometric mean, in brackets the middle half of them."
     )
     return f"{title}\n\n{_table(head, rows)}"
 
@@ -121,7 +121,10 @@ def _kvpress(figures: Mapping[str, Any]) -> str:
                 *needles,
             ]
         )
-    return _table(head, rows)
+    full = figures["kvpress_gap_full"]["spread"]
+    needles = figures.get("once_needle_ours_full", {"spread": {"count": 0}})["spread"]
+    counts = f"{full['texts']:.0f} texts, {needles['count']:.0f} needles."
+    return f"{counts}\n\n{_table(head, rows)}"
 
 
 def _served(figures: Mapping[str, Any]) -> str:

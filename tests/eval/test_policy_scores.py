@@ -20,6 +20,7 @@ from vtoken_sglang_eval.bench.policy_scores import (
     read_evictions,
 )
 from vtoken_sglang_eval.eager_attention import EagerReference, expected_victims
+from vtoken_sglang_eval.errors import FiguresError
 from vtoken_sglang_eval.policy_reference import SCORES
 
 PROMPT, ANSWER = list(range(5, 205)), list(range(30, 54))
@@ -105,3 +106,8 @@ def test_figures_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < figures["max_policy_lines"]["value"] < 50
     monkeypatch.setattr(policy_scores, "BUILT_IN", {"base": "vtoken_sglang.policy.base:Policy"})
     assert figures_of(found)["max_policy_lines"]["value"] > 50
+
+
+def test_a_policy_that_evicted_nothing_was_not_checked() -> None:
+    with pytest.raises(FiguresError, match="nothing was evicted under tova"):
+        figures_of({"h2o": Found(3, 40, 2, 1), "tova": Found()})

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from vtoken_sglang_eval.errors import DatasetError, ResultsError
 from vtoken_sglang_eval.quality import peer, perplexity, plots, questions, seeds, served, tables
+from vtoken_sglang_eval.quality.__main__ import main
 from vtoken_sglang_eval.quality.cells import FULL, KEEPS, Cell, grid, policy_names
 from vtoken_sglang_eval.quality.policy_lines import lines_figure, policy_lines
 from vtoken_sglang_eval.quality.rows import Deadline, Rows, read_rows
@@ -212,6 +213,32 @@ def test_ruler_samples_are_read(tmp_path: Path) -> None:
         read_tasks(tmp_path, TOKENIZER, 1)
 
 
+def test_an_answer_of_ruler_has_room_whatever_its_length(tmp_path: Path) -> None:
+    identifier = "0c2b1e1e-6b1f-4c4e-9d53-6a0e5d1f2b7a"
+    path = tmp_path / "niah_single_3" / "validation.jsonl"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"input": "say it", "outputs": [identifier]}) + "\n")
+    (task,) = read_tasks(tmp_path, TOKENIZER, 1)
+    assert task.answer_tokens > len(TOKENIZER.encode(f" {identifier}"))
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two"])
+def test_a_number_of_texts_is_at_least_one(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["perplexity", "--out", str(tmp_path / "f.json"), "--texts", text])
+    assert "--texts: must be a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_a_missing_document_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = tmp_path / "f.json"
+    figures.write_text('{"figures": {}}')
+    missing = str(tmp_path / "none.md")
+    assert main(["plots", "--out", str(figures), "--doc", missing]) == 2
+    assert f"error: --doc {missing}: No such file" in capsys.readouterr().err
+
+
 def test_plots_are_drawn_for_the_metrics_that_were_measured(tmp_path: Path) -> None:
     names = [cell.name for cell in grid(policy_names())]
     figures: dict[str, Any] = {
@@ -258,7 +285,7 @@ def test_tables_are_filled_in_between_their_marks() -> None:
     assert "old" not in once
     assert "stays" in once
     assert "| h2o | " in once
-    assert once.startswith("a\n<!-- kvpress -->\n| policy |")
+    assert once.startswith("a\n<!-- kvpress -->\n2 texts, 1 needles.\n\n| policy |")
     assert tables.fill(once, document) == once
 
 

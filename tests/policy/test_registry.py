@@ -115,7 +115,7 @@ def test_third_party_policy_installs_without_touching_the_project(install: Insta
     text = describe_policies()
     assert "oldest_first  [oldest_first:OldestFirst]" in text
     assert "Old tokens score high." in text
-    assert "slope = 2.0" in text
+    assert "slope = 2.0 (fixed:" in text
 
 
 @pytest.mark.parametrize(

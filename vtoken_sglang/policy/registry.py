@@ -101,7 +101,8 @@ def describe_policies() -> str:
             continue
         lines += [_paragraph(part) for part in info.doc.split("\n\n")]
         own = ", ".join(f"{name} = {default}" for name, default in info.parameters)
-        lines += [f"    parameters: {own or 'none of its own'}", ""]
+        fixed = f"{own} (fixed: a subclass with other defaults is another policy)"
+        lines += [f"    parameters: {fixed if own else 'none of its own'}", ""]
     lines.append("parameters of every policy:")
     for name in _COMMON_PARAMETERS:
         spec = SPECS[name]
