@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from vtoken_sglang_eval.cell import flush_cache
 from vtoken_sglang_eval.chat import ChatTokenizer
 
 from .cells import Cell
@@ -24,6 +25,7 @@ from .tasks import Task, score
 POLICIES: Final = ("h2o", "scissorhands")
 KEEPS: Final = (0.5, 0.25)
 SWITCHES: Final = ("on", "off")
+FLUSH_TRIES: Final = 20
 
 
 def conversations(tasks: Sequence[Task]) -> list[list[Task]]:
@@ -56,7 +58,7 @@ def measure(
             if deadline.passed:
                 return False
             options = {**cell.request(INTERVAL), "publish": "prompt", "seed_scores": switch}
-            server.flush()
+            flush_cache(server.base_url, FLUSH_TRIES)
             found = []
             for task in asked:
                 one = server.answer(f"{unit}/{task.name}", task, options)

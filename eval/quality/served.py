@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
-import urllib.error
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +24,6 @@ from .tasks import Task, score
 POOL: Final = 8192
 CHUNK: Final = 8192
 KEEP_ALL: Final = "_keep100"
-FLUSH_TRIES: Final = 20
 SETTINGS: Final = {
     "interval": INTERVAL,
     "page_size": PAGE_SIZE,
@@ -60,16 +57,6 @@ class AnswerServer(PolicyServer):
             "killed": killed,
             "cached": int(found["meta_info"]["cached_tokens"]),
         }
-
-    def flush(self) -> None:
-        """Empty the prefix cache. Raises ServerError when the server does not become idle."""
-        for _ in range(FLUSH_TRIES):
-            try:
-                self.ask("/flush_cache", {})
-                return
-            except urllib.error.HTTPError:  # refused while the last request is being put away
-                time.sleep(0.5)
-        raise self.error("the prefix cache could not be emptied")
 
     def _evictions(self) -> list[str]:
         return self._trace.read_text("utf-8").splitlines() if self._trace.exists() else []
