@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vtoken_sglang.config import RequestOptions
 from vtoken_sglang.core.footprint import page_ceil, settled_tokens
 from vtoken_sglang.core.token_table import TokenTable
-from vtoken_sglang.engine.capacity import Capacity
+from vtoken_sglang.engine.capacity import Capacity, pinned_tokens
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ def footprint(
     expected = actual = full = 0
     for table in tables:
         size, own = table.page_size, options[id(table.record)]
-        pinned = 0 if own.shared == "cow" else table.protected_len  # as `Capacity.growth` has it
+        pinned = pinned_tokens(own, table.protected_len)
         expected += settled_tokens(capacity.rule(own), table.logical_len, pinned)
         actual += table.ledger.pages_held * size
         full += page_ceil(table.logical_len, size) - table.protected_len

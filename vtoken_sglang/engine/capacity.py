@@ -169,10 +169,7 @@ class Capacity:
             private -= computed - protected
             protected = max(protected, prompt)
             to_come = protected - computed
-        # Under auto a fork is optional, and those that must fork to give back more than they take
-        # find room together: what stays free without it is enough. Under cow it comes, whatever
-        # others hold.
-        pinned = 0 if options.shared == "cow" else protected
+        pinned = pinned_tokens(options, protected)
         ratio = 1.0 if request.sampling_params.ignore_eos else ratio
         remaining = int(_remaining(request) * ratio) + 1
         length = max(kv.kv_allocated_len, len(request.origin_input_ids))
@@ -252,6 +249,15 @@ class Capacity:
         rule = self.rule(options, self.most_waste)
         spare = self.tokens - rule.bound(length) - 4 * self.page_size
         return max(0, page_floor(spare, self.page_size))
+
+
+def pinned_tokens(options: RequestOptions, protected: int) -> int:
+    """Of `protected` tree-owned tokens, those that a request is taken to keep locked.
+
+    Under auto a fork is optional, and those that must fork to give back more than they take find
+    room together: what stays free without it is enough. Under cow it comes, whatever others hold.
+    """
+    return 0 if options.shared == "cow" else protected
 
 
 @lru_cache(maxsize=1024)

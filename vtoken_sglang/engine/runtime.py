@@ -201,8 +201,8 @@ class Runtime:
 
     def _fork_prefixes(self, looked_at: list[Any], owners: list[Any], pressure: bool) -> None:
         """Copy-on-write for the requests whose kept set may just have changed."""
-        strategies = [(r, self._options_of(r).options.shared) for r in looked_at]
-        forking = [(r, strategy) for r, strategy in strategies if strategy in ("cow", "auto")]
+        states = [(request, self._options_of(request).options) for request in looked_at]
+        forking = [(request, options.shared) for request, options in states if options.may_fork]
         if forking and self._config.reclaims:
             able = {row for row, state in self._requests.items() if state.options.may_fork}
             holders = self._forks.holders(owners, able)
