@@ -43,6 +43,13 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     }
 
 
+def figure(values: Sequence[float], unit: str) -> dict[str, Any]:
+    """An entry of a figures file: median over repeats, with quartiles and extremes."""
+    found = spread(values)
+    shown = {key: found[key] for key in ("min", "q1", "q3", "max")}
+    return {"value": found["median"], "unit": unit, "spread": shown}
+
+
 def output_hash(records: Sequence[RequestRecord]) -> str:
     """sha256 over the generated ids of all requests, in (session, turn) order."""
     digest = hashlib.sha256()

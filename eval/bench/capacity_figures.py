@@ -59,7 +59,7 @@ from vtoken_sglang_eval.bench.capacity_parts import (
 from vtoken_sglang_eval.bench.capacity_runs import PAGE_SIZE, SHAPES, Load
 from vtoken_sglang_eval.errors import FiguresError
 from vtoken_sglang_eval.figures import write_figures
-from vtoken_sglang_eval.metrics import spread
+from vtoken_sglang_eval.metrics import figure
 
 from vtoken_sglang.models import ensure_smollm2
 
@@ -98,12 +98,6 @@ def admitted_share(load: dict[str, Any], pool: int) -> float:
     if load["held_each"] is None:
         raise FiguresError("figures: the requests were never seen pruned together")
     return float(load["running_peak"] * load["held_each"] / pool)
-
-
-def figure(values: Sequence[float], unit: str) -> dict[str, Any]:
-    found = spread(values)
-    shown = {key: found[key] for key in ("min", "q1", "q3", "max")}
-    return {"value": found["median"], "unit": unit, "spread": shown}
 
 
 def figures_of(lines: Sequence[dict[str, Any]], repeats: Sequence[int]) -> Figures:

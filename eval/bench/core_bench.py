@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from vtoken_sglang_eval.bench.core_simulation import OUTPUT, POLICIES, PROMPT, Requests, simulate
 from vtoken_sglang_eval.figures import write_figures
-from vtoken_sglang_eval.metrics import spread
+from vtoken_sglang_eval.metrics import figure
 from vtoken_sglang_eval.provenance import (
     device_label,
     git_commit,
@@ -44,13 +44,6 @@ DECODE_STEP_MS = 20.0  # assumed, as of a small model on a GPU; nothing is decod
 KEEPS = (30, 50, 70)
 PARTS = ("planner", "copy", "simulation")
 Figures = dict[str, dict[str, Any]]
-
-
-def figure(values: Sequence[float], unit: str) -> dict[str, Any]:
-    """Median over repeats, with quartiles and extremes."""
-    found = spread(values)
-    shown = {key: found[key] for key in ("min", "q1", "q3", "max")}
-    return {"value": found["median"], "unit": unit, "spread": shown}
 
 
 def planner_ms(

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from vtoken_sglang_eval import provenance
-from vtoken_sglang_eval.bench.reclaim_figures import figure
 from vtoken_sglang_eval.figures import write_figures
+from vtoken_sglang_eval.metrics import figure
 from vtoken_sglang_eval.policy_server import PolicyServer
 
 from vtoken_sglang.errors import VTokenError

@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from vtoken_sglang_eval import provenance
-from vtoken_sglang_eval.bench.reclaim_figures import conversation_text, figure
+from vtoken_sglang_eval.bench.reclaim_figures import conversation_text
 from vtoken_sglang_eval.chat import ModelTokenizer
 from vtoken_sglang_eval.eager_attention import EagerReference, expected_victims, unexplained
 from vtoken_sglang_eval.errors import FiguresError
 from vtoken_sglang_eval.figures import write_figures
+from vtoken_sglang_eval.metrics import figure
 from vtoken_sglang_eval.policy_reference import SCORES
 from vtoken_sglang_eval.policy_server import PAGE_SIZE, PolicyServer
 from vtoken_sglang_eval.sharegpt import find_dataset, load_dataset

@@ -34,7 +34,7 @@ from vtoken_sglang_eval.bench.served_looks import Look, PrunedServer, Request
 from vtoken_sglang_eval.chat import ModelTokenizer
 from vtoken_sglang_eval.errors import DatasetError, FiguresError
 from vtoken_sglang_eval.figures import read_figures, write_figures
-from vtoken_sglang_eval.metrics import spread
+from vtoken_sglang_eval.metrics import figure
 from vtoken_sglang_eval.sharegpt import Conversation, Dataset, find_dataset, load_dataset
 
 from vtoken_sglang.models import ensure_smollm2
@@ -171,13 +171,6 @@ def serve_arm(
                     found[policy, keep, repeat] = held(looks, page_size, answers)
                     print(f"  {arm} p{page_size} {policy} keep{keep} repeat {repeat}", flush=True)
     return found
-
-
-def figure(values: Sequence[float], unit: str) -> dict[str, Any]:
-    """Median over repeats, with quartiles and extremes."""
-    found = spread(values)
-    shown = {key: found[key] for key in ("min", "q1", "q3", "max")}
-    return {"value": found["median"], "unit": unit, "spread": shown}
 
 
 def figures_of(

@@ -34,7 +34,7 @@ from vtoken_sglang_eval import provenance
 from vtoken_sglang_eval.bench.sharing_runs import ANSWER, STRATEGIES, TAIL, Cell, SharingClient
 from vtoken_sglang_eval.errors import FiguresError
 from vtoken_sglang_eval.figures import write_figures
-from vtoken_sglang_eval.metrics import spread
+from vtoken_sglang_eval.metrics import figure
 from vtoken_sglang_eval.server import HOST, ServerProcess, free_port
 
 from vtoken_sglang.models import ensure_smollm2
@@ -186,12 +186,6 @@ def ratios(
     value = {(run["repeat"], run["strategy"]): run[metric] for run in runs if run["cell"] == cell}
     repeats = sorted({repeat for repeat, _ in value})
     return [value[repeat, ours] / value[repeat, other] for repeat in repeats]
-
-
-def figure(values: Sequence[float], unit: str) -> dict[str, Any]:
-    found = spread(values)
-    shown = {key: found[key] for key in ("min", "q1", "q3", "max")}
-    return {"value": found["median"], "unit": unit, "spread": shown}
 
 
 def figures_of(grid: Grid, runs: Sequence[dict[str, Any]], suffix: str = "") -> Figures:
