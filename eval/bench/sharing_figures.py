@@ -76,7 +76,8 @@ GRIDS = {
         2048,
         (
             *by_degree(4),
-            cell(8, 512, 0.5, "streaming_llm", 4),
+            *(cell(degree, 512, 0.5, "streaming_llm", 4) for degree in (1, 4, 8)),
+            cell(16, 512, 0.5, "random", 4),
             cell(8, 1024, 0.3, "random", 4),
         ),
     ),
