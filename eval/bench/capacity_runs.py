@@ -52,7 +52,7 @@ class Shape:
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape(name="prompt_heavy", prompt=1024, answer=32, burst=32),
+        Shape(name="prompt_heavy", prompt=1024, answer=32, burst=28),
         Shape(name="output_heavy", prompt=64, answer=192, burst=36),
     )
 }
