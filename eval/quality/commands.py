@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vtoken_sglang_eval import provenance
-from vtoken_sglang_eval.chat import ModelTokenizer
+from vtoken_sglang_eval.chat import ChatTokenizer, ModelTokenizer
 from vtoken_sglang_eval.errors import FiguresError
 from vtoken_sglang_eval.figures import read_figures, write_figures
 from vtoken_sglang_eval.sharegpt import Dataset, find_dataset, load_dataset
@@ -21,7 +21,7 @@ from .cells import Cell, grid, policy_names
 from .policy_lines import lines_figure
 from .reference import ReferenceModel
 from .rows import Deadline, Rows, read_rows
-from .tasks import Task, needles, recalls
+from .tasks import Source, Task, needles, recalls
 from .text import passages, sentences
 
 MODULE = "vtoken_sglang_eval.quality"
@@ -42,17 +42,11 @@ def add_options(name: str, command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     if name in ("perplexity", "kvpress"):
         add("--texts", type=positive, default=12, metavar="N", help="default: 12")
-    if name in ("questions", "served"):
-        add(
-            "--needles",
-            type=positive,
-            default=1,
-            metavar="N",
-            help="per length and depth (default: 1)",
-        )
-        add(
-            "--conversations", type=positive, default=5, metavar="N", help="for recall (default: 5)"
-        )
+    if name == "questions":
+        add("--needles", type=positive, default=1, metavar="N",
+            help="per length and depth (default: 1)")  # fmt: skip
+        add("--conversations", type=positive, default=5, metavar="N",
+            help="for recall (default: 5)")  # fmt: skip
         add("--lengths", type=int, choices=(1, 2, 3), default=3, metavar="N",
             help="how many of the lengths 1024, 2048, 3072 (default: 3)")  # fmt: skip
     if name == "seeds":
@@ -200,16 +194,19 @@ def _end_tokens(model: ReferenceModel) -> list[int]:
     return list(ends) if isinstance(ends, list) else [ends]
 
 
+def served_questions(tokenizer: ChatTokenizer, source: Source, seed: int) -> list[Task]:
+    """Those of `questions_command` that every size of it has."""
+    recalled = recalls(tokenizer, source, RECALL_LENGTH, 1, seed)
+    return [
+        *needles(tokenizer, source, LENGTHS[:1], DEPTHS, 1, seed),
+        *(task for task in recalled if task.facts["fact"] in ("name", "locker")),
+    ]
+
+
 def served_command(chosen: argparse.Namespace, words: list[str]) -> bool:
     """A part of the questions: the shortest needles of the first round, the first conversation."""
     inputs = inputs_of(chosen)
-    tasks = _questions(chosen, inputs)
-    wanted = [
-        task
-        for task in tasks
-        if task.facts.get("length", LENGTHS[0]) == LENGTHS[0] and task.name.endswith("_0")
-        or task.name.startswith("0_") and task.facts["fact"] in ("name", "locker")
-    ]  # fmt: skip
+    wanted = served_questions(inputs.tokenizer, inputs.source, chosen.seed)
     settings = {**inputs.settings, **served.SETTINGS}
     rows = Rows(chosen.work / "served.jsonl", settings)
     everything = [Cell(policy, 1.0) for policy in policy_names()]

@@ -7,6 +7,12 @@ from itertools import count
 
 import pytest
 from vtoken_sglang_eval.errors import DatasetError
+from vtoken_sglang_eval.quality.commands import (
+    DEPTHS,
+    LENGTHS,
+    RECALL_LENGTH,
+    served_questions,
+)
 from vtoken_sglang_eval.quality.tasks import (
     FACTS,
     MARK,
@@ -145,3 +151,13 @@ def test_passages_are_whole_beginnings() -> None:
         passages(data, TOKENIZER, 4, 500, 0)
     with pytest.raises(DatasetError, match="fewer than 1"):
         passages(dataset(["one answer only " * 100]), TOKENIZER, 1, 500, 0)
+
+
+def test_what_is_served_was_asked_of_the_reference_at_every_size() -> None:
+    served = served_questions(TOKENIZER, endless, 3)
+    asked = [
+        *needles(TOKENIZER, endless, LENGTHS[:1], DEPTHS, 1, 3),
+        *recalls(TOKENIZER, endless, RECALL_LENGTH, 1, 3),
+    ]
+    assert len(served) == len(DEPTHS) + 2
+    assert all(task in asked for task in served)
