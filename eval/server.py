@@ -159,16 +159,18 @@ class ServerProcess:
         """End the whole process group: politely, then for certain. Safe to call twice."""
         process, self._process = self._process, None
         if process is not None:
-            if self.startup_s:  # one that is still loading does not listen to a polite signal
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGINT)  # SGLang ends sooner than on SIGTERM
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(STOP_GRACE_S)
-            # The leader's children may outlive it; the group id stays theirs.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            _wait_for(lambda: not group_members(process.pid), STOP_GRACE_S)
+            try:
+                if self.startup_s:  # one that is still loading does not listen to a polite signal
+                    with contextlib.suppress(ProcessLookupError):
+                        process.send_signal(signal.SIGINT)  # SGLang ends sooner than on SIGTERM
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(STOP_GRACE_S)
+            finally:  # also when a second Ctrl-C falls into the wait
+                # The leader's children may outlive it; the group id stays theirs.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                _wait_for(lambda: not group_members(process.pid), STOP_GRACE_S)
         if self._log is not None:
             self._log.close()
             self._log = None

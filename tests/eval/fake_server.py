@@ -2,7 +2,8 @@
 
 Run as a script. Tokens follow from the prompt alone (`--shift` changes them), so runs can be
 compared. `--fail` picks a way to fail: `exit` at once, `hang` (never healthy), `die` (ends while
-answering), `refuse` (HTTP 500), `short` (too few tokens). Unknown flags are ignored.
+answering), `refuse` (HTTP 500), `short` (too few tokens), `deaf` (goes on when
+interrupted). Unknown flags are ignored.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -98,6 +100,8 @@ def main() -> None:
     if options.fail == "exit":
         print("ValueError: the fake model is not to be found", flush=True)
         sys.exit(3)
+    if options.fail == "deaf":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     if options.child_file:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         with open(options.child_file, "w") as stream:

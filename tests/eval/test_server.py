@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -67,6 +68,23 @@ def test_nothing_is_left_when_the_body_raises(tmp_path: Path, error: type[BaseEx
     assert not exists(int(child_file.read_text()))
 
 
+def test_a_second_interrupt_leaves_nothing_either(tmp_path: Path) -> None:
+    """As when somebody presses Ctrl-C again while a server takes its time to end."""
+    child_file = tmp_path / "child"
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    server = fake(tmp_path, "--fail", "deaf", "--child-file", str(child_file)).__enter__()
+    child = int(child_file.read_text())
+    assert exists(child)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(KeyboardInterrupt):
+            server.stop()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert not exists(child)
+
+
 def test_an_early_exit_shows_status_and_log(tmp_path: Path) -> None:
     with pytest.raises(ServerError) as caught, fake(tmp_path, "--fail", "exit"):
         pytest.fail("entered")
@@ -78,8 +96,8 @@ def test_an_early_exit_shows_status_and_log(tmp_path: Path) -> None:
 
 def test_a_server_that_never_answers_is_ended(tmp_path: Path) -> None:
     child_file = tmp_path / "child"
-    server = fake(tmp_path, "--fail", "hang", "--child-file", str(child_file), timeout=3.0)
-    with pytest.raises(ServerError, match="did not answer within 3 s"), server:
+    server = fake(tmp_path, "--fail", "hang", "--child-file", str(child_file), timeout=6.0)
+    with pytest.raises(ServerError, match="did not answer within 6 s"), server:
         pytest.fail("entered")
     assert not exists(int(child_file.read_text()))
 
