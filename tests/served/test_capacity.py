@@ -140,11 +140,15 @@ def test_a_storm_whose_pruning_lags_waits_its_turn(
 
 def counted(model: Path, log: Path, *flags: str) -> dict[str, Any]:
     """Counters after ten requests that all want more than SGLang reserves for them, and whose
-    looks come late."""
+    looks come late.
+
+    Unpruned they want 10 x 176 tokens. Pruned, each may hold its budget of 4 pages and the one it
+    writes: 50 of the pool's 56, the rest for copies.
+    """
     requests = [payload(prompt(48, n), 128, interval=96, publish="never") for n in range(10)]
     flags = ("--vtoken-budget", "64", "--vtoken-recent", "16", *flags)
     flags = (*flags, "--schedule-conservativeness", "0.01", "--vtoken-admission", "full")
-    with serving(model, log, *flags, pool=768) as server:
+    with serving(model, log, *flags, pool=896) as server:
         answers = server.generate_concurrently(requests)
         assert {generated(answer) for answer in answers} == {128}
         return state(server)
