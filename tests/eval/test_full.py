@@ -113,8 +113,23 @@ def test_only_some_workloads_and_another_grid(
     assert main([*words, "--only", "reasoning", "--arms", "native"]) == 0
     assert cells(tmp_path) == {"reasoning": 2}
     assert main([*words, "--only", "chess"]) == 2
-    assert main(words) == 2
-    assert "holds another grid" in capsys.readouterr().err
+    for other in (words, [*words, "--dry-run"]):
+        assert main(other) == 2
+        assert "holds another grid" in capsys.readouterr().err
+
+
+def test_the_model_of_a_grid_file_is_the_one_that_is_served(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other").mkdir()
+    grid = tmp_path / "small.toml"
+    grid.write_text(f'model = "{tmp_path / "other"}"\n' + GRID)
+    at = words.index("--model")
+    without = [*words[:at], *words[at + 2 :]]
+    assert main([*without, "--dry-run"]) == 0
+    assert "--model-path other " in capsys.readouterr().out
+    assert main([*words, "--dry-run"]) == 0  # a flag wins
+    assert "--model-path tiny " in capsys.readouterr().out
 
 
 def test_a_dry_run_shows_every_server_and_starts_none(

@@ -51,6 +51,9 @@ def test_lists_are_axes_and_lists_of_names_are_not() -> None:
         ([{"workload": "agent"}, {"workload": "agent"}], "no two studies of a grid may be equal"),
         ([{"nonsense": 1}], "keys must be among .* got 'nonsense'"),
         ([{"keep": [0.3, 2]}], "keep: must be a number above 0 and at most 1, got 2"),
+        ([{"keep": []}], "keep must have at least one value"),
+        ([{"arms": "native"}], "arms: must be a list of texts, got 'native'"),
+        (["agent"], "must hold tables of settings"),
     ],
 )
 def test_wrong_grids_are_refused(tables: list[dict[str, Any]], match: str) -> None:
@@ -147,6 +150,24 @@ def test_a_folder_belongs_to_one_grid(tmp_path: Path) -> None:
         store.open(studies)
     (tmp_path / "grid" / "grid.json").write_text("{}")
     with pytest.raises(ResultsError, match="format must be"):
+        store.results()
+
+
+def test_how_a_server_is_reached_and_waited_for_may_change(tmp_path: Path) -> None:
+    store = stored(tmp_path / "grid")
+    studies = store.manifest()["studies"]
+    studies[0]["outline"]["config"] |= {"port": 31000, "startup_timeout": 900.0}
+    assert store.check(studies)
+    studies[0]["outline"]["config"]["keep"] = 0.9
+    with pytest.raises(ResultsError, match="holds another grid"):
+        store.check(studies)
+
+
+@pytest.mark.parametrize("text", ["", '{"arm": "auto"', "[]", '{"arm": "auto", "repeat": 0}'])
+def test_a_damaged_cell_is_named_with_what_to_do(tmp_path: Path, text: str) -> None:
+    store = stored(tmp_path / "grid")
+    store.path("talk", "auto", 0).write_text(text)
+    with pytest.raises(ResultsError, match=r"auto-1\.json: not readable as a cell .* delete it"):
         store.results()
 
 
