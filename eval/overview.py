@@ -14,6 +14,7 @@ COLUMNS = (
     ("tokens/s", "output_tokens_per_s", 1.0),
     ("held/request, tokens", "used_tokens_per_request", 1.0),
     ("recall, %", "recall", 100.0),
+    ("of answers", "scored_answers", 1.0),
     ("agreement, %", "agreement", 100.0),
     ("TTFT p95, s", "ttft.p95", 1.0),
     ("TPOT p50, ms", "tpot.p50", 1000.0),
@@ -23,11 +24,11 @@ COLUMNS = (
     ("cached, %", "cached_share", 100.0),
     ("running", "mean_running", 1.0),
     ("F, %", "waste_f", 100.0),
-    ("freed pages", "freed_pages", 1.0),
+    ("given back, tokens", "freed_tokens", 1.0),
     ("copied, MB", "copied_bytes", 1e-6),
     ("forks", "forks", 1.0),
-    ("pages saved by forks", "fork_realised_pages", 1.0),
-    ("predicted", "fork_predicted_pages", 1.0),
+    ("pages saved per fork", "realised_pages_per_fork", 1.0),
+    ("predicted", "predicted_pages_per_fork", 1.0),
     ("retractions", "retractions", 1.0),
 )
 SHOWN_RATIOS = (

@@ -67,7 +67,10 @@ def test_a_whole_grid(words: list[str], tmp_path: Path, capsys: pytest.CaptureFi
     assert len(document["rows"]) == 12
     row = next(row for row in document["rows"] if row["arm"] == "auto")
     assert row["figures"]["killed_tokens"]["median"] == 4  # its requests
-    assert row["figures"]["copied_bytes"]["median"] == 0  # the model's folder tells no size
+    assert "copied_bytes" not in row["figures"]  # the model's folder tells no size
+    assert row["figures"]["agreement"]["median"] == 1.0  # the stand-in evicts nothing
+    native = next(row for row in document["rows"] if row["arm"] == "native")
+    assert native["figures"]["agreement"] == {"median": 1.0, "min": 1.0, "max": 1.0}
     assert "auto_vs_skip_throughput_reasoning" in document["figures"]
     shown = capsys.readouterr()
     assert shown.out.index("24 cells, 24 of them to be measured now") < shown.out.index("tokens/s")

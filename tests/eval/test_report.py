@@ -142,8 +142,8 @@ def test_an_arm_that_returns_memory_is_named_with_how_much() -> None:
     auto["summary"] |= {"used_tokens_per_request": 300.0, "freed_pages": 21, "killed_tokens": 9}
     page = page_of(render([result_of([native, naive, auto])]))
     text = " ".join(" ".join(page.text).split())
-    assert "auto gave 21 pages back while requests ran" in text
-    assert "-25 % of naive's" in text
+    assert "auto gave 21 pages of 16 back while requests ran" in text
+    assert "25 % less than with naive" in text
     assert "auto: all 2 answers equal naive's" in text
     # ratios of naive and auto, memory (held, throughput), repeats, latencies, pools
     assert page.tags.count("svg") == 2 + 2 + 1 + 3 + 3
