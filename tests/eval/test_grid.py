@@ -178,7 +178,7 @@ def test_rows_hold_figures_ratios_and_throughput_within_the_limit(tmp_path: Path
     assert auto["figures"]["output_tokens_per_s"] == {"median": 5.0, "min": 5.0, "max": 5.0}
     assert auto["ratios"]["naive"]["output_tokens_per_s"]["median"] == 1.0
     assert set(auto["ratios"]) == {"native", "naive"}
-    assert auto["sla_tokens_per_s"] == native["sla_tokens_per_s"] == 5.0
+    assert auto["sla_tokens_per_s"]["median"] == native["sla_tokens_per_s"]["median"] == 5.0
 
 
 def test_the_figures_file_is_not_replaced_by_less(tmp_path: Path) -> None:
@@ -190,6 +190,9 @@ def test_the_figures_file_is_not_replaced_by_less(tmp_path: Path) -> None:
     fewer = {**document, "rows": document["rows"][:1]}
     with pytest.raises(FiguresError, match="would lose rows or repeats .talk auto"):
         write_eval(target, fewer)
+    shorter = {**document, "rows": [{**row, "requests": 1} for row in document["rows"]]}
+    with pytest.raises(FiguresError, match="would lose rows or repeats .talk native, talk auto"):
+        write_eval(target, shorter)
     write_eval(target, fewer, force=True)
     assert len(json.loads(target.read_text())["rows"]) == 1
 
@@ -197,7 +200,7 @@ def test_the_figures_file_is_not_replaced_by_less(tmp_path: Path) -> None:
 def test_failed_requests_make_no_figures(tmp_path: Path) -> None:
     results = stored(tmp_path / "grid").results()
     results[0]["runs"][0]["summary"]["failed"] = 1
-    with pytest.raises(FiguresError, match="some requests failed"):
+    with pytest.raises(FiguresError, match="some requests failed .talk native.; delete these"):
         eval_document(results, "x")
 
 
