@@ -124,7 +124,7 @@ def _finish(options: argparse.Namespace, store: CellStore, command: str) -> int:
     rows = rows_of(results)
     print(f"\n{overview_text(rows)}\n")
     for question, answer in findings(rows):
-        print(f"{question}\n  {answer}\n")
+        print("\n  ".join([question, *answer]), end="\n\n")
     took = sum(result["duration_s"] for result in results)
     print(f"Requests took {minutes(took)} in all calls together.")
     try:
