@@ -62,13 +62,14 @@ def _of(rows: Sequence[Row], arm: str) -> list[Row]:
 
 def _short_of(rows: Sequence[Row]) -> list[str]:
     """Repeats that are missing and requests that failed."""
-    cut = [
-        f"{row['study']} {row['arm']} {row['repeats']} of {row['repeats_planned']}"
-        for row in rows
-        if row["repeats"] < row["repeats_planned"]
-    ]
+    cut: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row["repeats"] < row["repeats_planned"]:
+            done = f"{row['repeats']} of {row['repeats_planned']}"
+            cut.setdefault((row["study"], done), []).append(row["arm"])
+    parts = [f"{study} {done} ({', '.join(arms)})" for (study, done), arms in cut.items()]
     failed = [f"{row['study']} {row['arm']} {row['failed']}" for row in rows if row["failed"]]
-    lines = [f"Fewer repeats than planned: {'; '.join(cut)}."] if cut else []
+    lines = [f"Fewer repeats than planned: {'; '.join(parts)}."] if parts else []
     if failed:
         lines.append(f"Requests failed, so not all did the same work: {'; '.join(failed)}.")
     return lines

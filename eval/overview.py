@@ -92,7 +92,10 @@ def _within_limit(row: Row) -> str:
 
 def _median(row: Mapping[str, Any], name: str, factor: float) -> str:
     figure = row["figures"].get(name)
-    return "-" if figure is None else number(figure["median"] * factor)
+    if figure is None:
+        return "-"
+    value = figure["median"] * factor
+    return f"{value:.0f}" if value == int(value) else number(value)
 
 
 def _ratio(row: Mapping[str, Any], reference: str, name: str) -> str:

@@ -105,19 +105,25 @@ CAPACITY_PLOTS = (
     (
         "capacity-frontier",
         "Capacity frontier: most requests at once on one pool with none taken back.",
-        re.compile(r"^[a-z]+_frontier_(?!retracting_)"),
+        re.compile(r"^(?P<arm>[a-z]+)_frontier_(?!retracting_|ratio_)(?P<case>.+)$"),
         "requests at once",
     ),
     (
         "capacity-latency-frontier",
         "Most requests at once with latency per token within 1.05 of a single request's.",
-        re.compile(r"^[a-z]+_latency_frontier_"),
+        re.compile(r"^(?P<arm>[a-z]+)_latency_frontier_(?P<case>.+)$"),
         "requests at once",
     ),
     (
         "capacity-ratios",
-        "auto against native: requests at once, and throughput within the latency limit.",
-        re.compile(r"^(frontier_ratio|sla_throughput_ratio)_"),
+        "Against native, in the same repeat: most requests at once, none taken back.",
+        re.compile(r"^(?:(?P<arm>[a-z]+)_)?frontier_ratio_(?P<case>.+)$"),
+        "ratio",
+    ),
+    (
+        "capacity-sla",
+        "auto against native: throughput with p95 latency per token within 1.05 of native's.",
+        re.compile(r"^sla_throughput_ratio_(?P<case>.+)$"),
         "ratio",
     ),
 )
@@ -129,7 +135,12 @@ def figures_plots(document: Mapping[str, Any]) -> list[Plot]:
         return []
     shown = []
     for name, caption, pattern, label in CAPACITY_PLOTS:
-        chosen = {key: fig for key, fig in document["figures"].items() if pattern.match(key)}
-        if chosen:
-            shown.append(Plot(name, caption, overview_plots.figure_bars(chosen, label)))
+        found = [(pattern.match(key), entry) for key, entry in document["figures"].items()]
+        bars = [
+            (match["case"].replace("_", " "), match.groupdict().get("arm") or "auto", entry)
+            for match, entry in found
+            if match
+        ]
+        if bars:
+            shown.append(Plot(name, caption, overview_plots.case_bars(bars, label)))
     return shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -107,6 +108,11 @@ def warning_lines(result: Mapping[str, Any]) -> list[str]:
         lines.append(f"{failed} requests failed: the arms did not do the same work.")
     if len(runs) < planned:
         lines.append(f"Interrupted: {len(runs)} of {planned} runs were finished.")
+    origins = [run["origin"] for run in runs if "origin" in run]  # cells of a grid
+    for name in ("machine", "versions", "patch_series"):
+        kinds = {json.dumps(origin.get(name), sort_keys=True) for origin in origins}
+        if len(kinds) > 1:
+            lines.append(f"Cells differ in their {name.replace('_', ' ')}: see their files.")
     load, cores = busiest_load(runs), result["machine"]["cores"]
     if load > cores:
         lines.append(

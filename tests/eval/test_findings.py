@@ -68,11 +68,14 @@ def test_forced_copy_on_write_is_told_beside_the_rule() -> None:
 
 
 def test_what_is_missing_and_what_failed_comes_first() -> None:
-    rows = [row("a", "auto", {}, repeats=2), row("a", "skip", {}), row("b", "skip", {}, failed=4)]
+    rows = [
+        row("a", "auto", {}, repeats=2), row("a", "mask", {}, repeats=2),
+        row("a", "skip", {}), row("b", "skip", {}, failed=4),
+    ]  # fmt: skip
     assert findings(rows)[0] == (
         SHORT,
         [
-            "Fewer repeats than planned: a auto 2 of 3.",
+            "Fewer repeats than planned: a 2 of 3 (auto, mask).",
             "Requests failed, so not all did the same work: b skip 4.",
         ],
     )
