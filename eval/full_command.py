@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from . import provenance
 from .cells import CellStore
 from .config import with_default_model
 from .document import outline
-from .errors import ConfigError, ResultsError
+from .errors import ConfigError
 from .estimate import minutes
 from .full import Cell, by_server, estimate_cells, open_cells, prepare_all, run_grid, server_command
 from .grid import Study, read_grid
@@ -112,6 +113,13 @@ def server_lines(groups: Sequence[Sequence[Cell]]) -> list[str]:
     return [f"server of {arms}: {command}" for command, arms in lines.items()]
 
 
+def _free_report(folder: Path) -> Path:
+    """`report.html`, or the next of `report-2.html`, ... that does not exist: an earlier call may
+    have written one of a part of the grid."""
+    names = itertools.chain(["report.html"], (f"report-{n}.html" for n in itertools.count(2)))
+    return next(path for path in (folder / name for name in names) if not path.exists())
+
+
 def _finish(options: argparse.Namespace, store: CellStore, command: str) -> int:
     from .findings import findings
     from .overview import overview_text
@@ -127,10 +135,7 @@ def _finish(options: argparse.Namespace, store: CellStore, command: str) -> int:
         print("\n  ".join([question, *answer]), end="\n\n")
     took = sum(result["duration_s"] for result in results)
     print(f"Requests took {minutes(took)} in all calls together.")
-    try:
-        print(f"Report: {write_report(results, store.folder / 'report.html')}")
-    except ResultsError as error:
-        print(f"No new report: {error}. Use: vtoken-sglang eval report --out FILE")
+    print(f"Report: {write_report(results, _free_report(store.folder))}")
     if options.figures:
         write_eval(options.figures, eval_document(results, command), options.force)
         print(f"Figures: {options.figures}")

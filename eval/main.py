@@ -150,6 +150,13 @@ def _report(options: argparse.Namespace, _words: Sequence[str]) -> int:
     folder = first if first.is_dir() else first.parent
     path = write_report(results, options.out or folder / "report.html", figures)
     print(f"Report: {path}")
+    if options.figures is not None:
+        from .rows import eval_document, write_eval
+
+        studies = [result for result in results if "study" in result]
+        command = str(studies[-1]["command"]) if studies else ""
+        write_eval(options.figures, eval_document(studies, command), options.force)
+        print(f"Figures: {options.figures}")
     if options.png is not None:
         print(f"PNG files: {write_pngs(results, figures, options.png)} in {options.png}")
     return 0

@@ -103,8 +103,18 @@ def test_an_interrupted_grid_goes_on_where_it_stopped(
         assert main(words) == 130
     assert sum(cells(tmp_path).values()) == 4
     before = {path: path.read_bytes() for path in (tmp_path / "out").glob("cells/*/*.json")}
-    assert main(["report", str(tmp_path / "out"), "--out", str(tmp_path / "early.html")]) == 0
-    assert main(words) == 0
+    figures = tmp_path / "eval.json"
+    early = ["--out", str(tmp_path / "early.html"), "--figures", str(figures)]
+    assert main(["report", str(tmp_path / "out"), *early]) == 0
+    document = read_figures(figures)
+    assert document is not None
+    assert document["command"].startswith("vtoken-sglang eval full")
+    assert all(row["repeats"] == 1 for row in document["rows"])
+    assert main([*words, "--figures", str(figures)]) == 0
+    assert {row["repeats"] for row in json.loads(figures.read_text())["rows"]} == {2}
+    assert main(words) == 0  # nothing left to measure: another report
+    reports = sorted(path.name for path in (tmp_path / "out").glob("report*.html"))
+    assert reports == ["report-2.html", "report.html"]
     assert "24 cells, 20 of them to be measured now" in capsys.readouterr().out
     assert cells(tmp_path) == dict.fromkeys(STUDIES, 8)
     assert all(path.read_bytes() == content for path, content in before.items())

@@ -216,6 +216,7 @@ def test_the_paper_grid_is_checked_on_samples(
         assert (workload in shown) is (workload != "mooncake")
     assert "--model-path meta-llama/Llama-3.1-8B-Instruct" in shown
     assert "server of hook-only" in shown
+    assert "the requests come on top" in shown
     assert "dataset-data-hotpotqa.jsonl" in shown
     assert main([*words, "--samples"]) == 2
     assert "needs --dry-run" in capsys.readouterr().err
