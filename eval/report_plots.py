@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from . import overview_plots, plots
-from .compare import FIGURES
+from .compare import FIGURES, arm_names, runs_of
 from .rows import rows_of, study_name
 
 FEW_ARMS = 3  # up to so many, every arm has plots of its own
@@ -40,14 +40,24 @@ def result_plots(result: Mapping[str, Any]) -> list[Plot]:
             plots.per_repeat(runs, lambda run: run["summary"]["output_tokens_per_s"], "tokens / s"),
         )
     )
+    shared, all_of_them = shared_repeats(runs)
+    which = "All repeats." if all_of_them else "Repeats that every arm has."
     for name, caption, values_of, label in (
         ("ttft", "Time to first token.", lambda r: [r["ttft_s"]], "time to first token, ms"),
         ("itl", "Time between tokens.", lambda r: r["gaps_s"], "inter-token latency, ms"),
         ("e2e", "Whole request.", lambda r: [r["latency_s"]], "request latency, ms"),
     ):
-        figure = plots.latency_cdf(runs, values_of, label)
-        shown.append(Plot(f"{study}-{name}", f"{caption} All repeats.", figure))
+        figure = plots.latency_cdf(shared, values_of, label)
+        shown.append(Plot(f"{study}-{name}", f"{caption} {which}", figure))
     return [*shown, *_pool_plots(result, study)]
+
+
+def shared_repeats(runs: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], bool]:
+    """The runs of repeats that every arm has, and whether that is all of them; all where there is
+    no such repeat. A slower repeat must not be in the samples of some arms only."""
+    common = set.intersection(*(set(runs_of(runs, arm)) for arm in arm_names(runs)))
+    kept = [run for run in runs if run["repeat"] in common] or list(runs)
+    return kept, len(kept) == len(runs)
 
 
 def _ratio_plots(result: Mapping[str, Any]) -> list[Plot]:

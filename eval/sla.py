@@ -12,8 +12,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .compare import figure_at, runs_of
-from .metrics import spread
+from .compare import runs_of
+from .metrics import figure_at, spread
 
 SLA_FACTOR = 1.05
 LEVEL = "concurrency"

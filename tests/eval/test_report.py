@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from vtoken_sglang_eval.errors import ResultsError
 from vtoken_sglang_eval.report import render, write_report
-from vtoken_sglang_eval.report_plots import figures_plots
+from vtoken_sglang_eval.report_plots import figures_plots, shared_repeats
 from vtoken_sglang_eval.rows import eval_document
 
 from tests.eval.builders import record, result_of, run_of, three_arm_result
@@ -179,6 +179,10 @@ def test_a_cut_off_grid_says_what_it_is_short_of() -> None:
     assert "2026-01-01T00:00 to 2026-01-01T00:02" in text
     assert "abc, def-dirty (with local changes)" in text
     assert "give docs/results/capacity.json" in text
+    assert "Whole request. Repeats that every arm has." in text
+    kept, all_of_them = shared_repeats(grid_result()["runs"])
+    assert [(run["arm"], run["repeat"]) for run in kept] == [("native", 0), ("auto", 0)]
+    assert not all_of_them
 
 
 def test_a_table_of_a_figures_file_is_shown_like_that_of_cells() -> None:
