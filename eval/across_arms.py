@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .arms import ARMS
 from .scoring import agreement
 
 SLO_FACTOR = 2.0  # a good request takes at most this much of the unpruned arm's median
@@ -43,8 +42,7 @@ def with_shared_figures(
                 summary["goodput"] = good / summary["duration_s"]
                 summary["good_share"] = good / max(1, len(run["requests"]))
                 summary["slo_ttft_s"], summary["slo_tpot_s"] = limits
-            known = ARMS.get(str(run["arm"]))
-            same = agreement(run, base) if known is not None and known.prunes else None
+            same = agreement(run, base)  # of the unpruned arm with itself: 1
             if same is not None:
                 summary["agreement"] = same
         completed.append({**run, "summary": summary})

@@ -22,6 +22,8 @@ FORMAT = "vtoken-sglang-grid/1"
 MANIFEST = "grid.json"
 # What may differ between the calls that measure one grid; recorded with every cell instead.
 PER_CALL = ("command", "commit", "versions", "machine", "patch_series", "started", "duration_s")
+PER_CALL_SETTINGS = ("port", "startup_timeout")
+CELL_KEYS = ("arm", "repeat", "at", "origin", "summary", "requests", "pool")
 
 
 class CellStore:
@@ -39,20 +41,29 @@ class CellStore:
         Raises:
             ResultsError: the folder holds another grid, or cannot be made.
         """
-        manifest = rounded({"format": FORMAT, "studies": list(studies)})
-        path = self.folder / MANIFEST
-        if path.exists():
-            if _comparable(self.manifest()) != _comparable(manifest):
-                raise ResultsError(
-                    f"{self.folder} holds another grid (other settings, arms or requests); "
-                    "choose another --out"
-                )
+        if self.check(studies):
             return
+        manifest = rounded({"format": FORMAT, "studies": list(studies)})
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ResultsError(f"--out {self.folder}: {error.strerror}") from error
-        write_new(path, json.dumps(manifest) + "\n")
+        write_new(self.folder / MANIFEST, json.dumps(manifest) + "\n")
+
+    def check(self, studies: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the folder is there and holds this grid (see `open`).
+
+        Raises:
+            ResultsError: it holds another one.
+        """
+        if not (self.folder / MANIFEST).exists():
+            return False
+        if _comparable(self.manifest()) != _comparable(rounded({"studies": list(studies)})):
+            raise ResultsError(
+                f"{self.folder} holds another grid (other settings, arms or requests); "
+                "choose another --out"
+            )
+        return True
 
     def manifest(self) -> dict[str, Any]:
         """What `open` wrote.
@@ -87,9 +98,12 @@ class CellStore:
         found = []
         for path in sorted((self.folder / "cells" / study).glob("*.json")):
             try:
-                found.append(json.loads(path.read_text(encoding="utf-8")))
+                run = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
-                raise ResultsError(f"{path}: not readable as a cell ({error})") from error
+                raise _no_cell(path, str(error)) from error
+            if not isinstance(run, dict) or any(key not in run for key in CELL_KEYS):
+                raise _no_cell(path, f"an object with {', '.join(CELL_KEYS)} is expected")
+            found.append(run)
         return sorted(found, key=lambda run: (run["repeat"], run["at"]))
 
     def results(self) -> list[dict[str, Any]]:
@@ -109,11 +123,17 @@ class CellStore:
         return documents
 
 
+def _no_cell(path: Path, why: str) -> ResultsError:
+    return ResultsError(
+        f"{path}: not readable as a cell ({why}); delete it, and the next call measures it again"
+    )
+
+
 def _comparable(manifest: Mapping[str, Any]) -> list[Any]:
-    return [
-        [
-            study["name"],
-            {key: value for key, value in study["outline"].items() if key not in PER_CALL},
-        ]
-        for study in manifest["studies"]
-    ]
+    compared = []
+    for study in manifest["studies"]:
+        outline = {key: value for key, value in study["outline"].items() if key not in PER_CALL}
+        settings = outline.get("config", {})
+        outline["config"] = {k: v for k, v in settings.items() if k not in PER_CALL_SETTINGS}
+        compared.append([study["name"], outline])
+    return compared

@@ -85,7 +85,11 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         for name in LIST_FIELDS:
+            self._require(name, "must be a list of texts", _texts)
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("preset", "model", "workload", "policy", "device", "dtype"):
+            self._require(name, "must be a text", _text)
+        self._require("dataset", "must be a text", lambda value: value is None or _text(value))
         select_arms(self.arms)
         positive = ("repeats", "page_size", "pool", "conversations", "turns", "concurrency")
         for name in (*positive, "interval", "system_tokens", "user_tokens", "out_tokens"):
@@ -117,6 +121,14 @@ class EvalConfig:
             key: list(value) if isinstance(value, tuple) else value
             for key, value in dataclasses.asdict(self).items()
         }
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(_text, value))
 
 
 def _at_least(minimum: int) -> Any:
@@ -203,3 +215,20 @@ def make_config(preset: str, file_settings: dict[str, Any], flags: dict[str, Any
     settings: dict[str, Any] = {"preset": preset, **PRESETS[preset], **file_settings}
     settings.update({key: value for key, value in flags.items() if value is not None})
     return EvalConfig(**settings)
+
+
+def with_default_model(config: EvalConfig) -> EvalConfig:
+    """The configuration with a model: the one named, else the small default, fetched if need be.
+
+    Raises:
+        ConfigError: the named local folder does not exist.
+    """
+    if not config.model:
+        from vtoken_sglang.models import ensure_smollm2
+
+        return dataclasses.replace(config, model=str(ensure_smollm2()))
+    looks_local = config.model.startswith((".", "/", "~"))
+    folder = Path(config.model).expanduser()
+    if looks_local and not folder.is_dir():
+        raise ConfigError("model", "must be an existing folder", config.model)
+    return dataclasses.replace(config, model=str(folder) if looks_local else config.model)

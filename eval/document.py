@@ -13,6 +13,7 @@ from .across_arms import with_shared_figures
 from .arms import Arm
 from .compare import check_tokens, compare_arms, summarize_arms
 from .config import EvalConfig
+from .derived import with_derived_figures
 from .sharegpt import Dataset
 from .workload import Workload
 
@@ -58,7 +59,7 @@ def with_runs(
     outlined: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], duration_s: float
 ) -> dict[str, Any]:
     """The full document of the given runs (any number of them, also none)."""
-    complete = with_shared_figures(runs, outlined["config"])
+    complete = with_shared_figures(with_derived_figures(runs, outlined), outlined["config"])
     first = outlined["arms"][0]["name"]
     return {
         **outlined,

@@ -53,10 +53,12 @@ def documents_of_records(records: Sequence[Any]) -> tuple[Document, ...]:
     for record in records:
         if not isinstance(record, dict) or not isinstance(record.get("context"), str):
             continue
-        answers = record.get("answers", ())
+        answers = record.get("answers", [])
         answers = [answers] if isinstance(answers, str) else answers
+        if not isinstance(answers, list) or not all(isinstance(a, str) for a in answers):
+            continue
         question = record.get("input") or record.get("question") or ""
-        if record["context"].strip() and question and all(isinstance(a, str) for a in answers):
+        if record["context"].strip() and question:
             asked.setdefault(record["context"], []).append(
                 Question(text=str(question), answers=tuple(answers))
             )

@@ -23,11 +23,15 @@ EFFICIENCY = 0.5  # share of the probe's rate that a whole model reaches
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Seconds: one server start, one run of the workload, and everything together."""
+    """Seconds: one server start, one run of the workload, and everything together.
+
+    `complete` is false on an accelerator, where the requests' own time is not known beforehand.
+    """
 
     start_s: float
     run_s: float
     servers: int
+    complete: bool = True
 
     @property
     def total_s(self) -> float:
@@ -35,6 +39,12 @@ class Estimate:
 
     def text(self) -> str:
         """One line for the user."""
+        if not self.complete:
+            return (
+                f"Estimated time: {minutes(self.total_s)} of server starts ({self.servers} of "
+                f"about {self.start_s:.0f} s) and waiting; the requests come on top, and how fast "
+                "this accelerator serves them is not known beforehand"
+            )
         return (
             f"Estimated time: {minutes(self.total_s)} ({self.servers} server starts of about "
             f"{self.start_s:.0f} s, then about {self.run_s:.0f} s of requests each)"
@@ -100,4 +110,5 @@ def estimate(
         start_s=STARTUP_S[device] + STOP_S,
         run_s=run_s,
         servers=config.repeats * len(config.arms),
+        complete=device == "cpu",
     )

@@ -119,7 +119,10 @@ def estimate_cells(groups: Sequence[Sequence[Cell]]) -> Estimate:
             ).run_s
         total += seconds[cell.study.name]
     return Estimate(
-        start_s=STARTUP_S[device] + STOP_S, run_s=total / len(groups), servers=len(groups)
+        start_s=STARTUP_S[device] + STOP_S,
+        run_s=total / len(groups),
+        servers=len(groups),
+        complete=device == "cpu",
     )
 
 
@@ -148,13 +151,15 @@ def _run_group(
     server = ServerProcess(words, port, log, environment, config.startup_timeout)
     arms = ", ".join(dict.fromkeys(cell.arm.name for cell in group))
     progress.say(f"repeat {first.repeat + 1}: starting the server of {arms}")
+    # Taken now, for a checkout may move on while a server runs that has loaded what it was.
+    origin = {"command": command, **provenance.origin(config.device)}
     with server:
         warm_up(server, first.prepared.workload, config)
         for cell in group:
             label = f"repeat {cell.repeat + 1} {cell.study.name} {cell.arm.name}"
             progress.stage(label)
             flush_cache(server.base_url, FLUSH_TRIES)
-            run = _run_cell(server, words, cell, store.folder, command, progress)
+            run = _run_cell(server, words, cell, store.folder, origin, progress)
             store.write(cell.study.name, run)
             summary = run["summary"]
             failed = f", {summary['failed']} FAILED" if summary["failed"] else ""
@@ -169,11 +174,10 @@ def _run_cell(
     words: Sequence[str],
     cell: Cell,
     folder: Path,
-    command: str,
+    origin: Mapping[str, Any],
     progress: Progress,
 ) -> dict[str, Any]:
     ready, arm = cell.prepared, cell.arm
-    origin: Mapping[str, Any] = {"command": command, **provenance.origin(ready.config.device)}
     at, load = datetime.now(UTC).isoformat(timespec="seconds"), os.getloadavg()[0]
     found = measure(
         server,

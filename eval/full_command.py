@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ from vtoken_sglang.models import ensure_smollm2
 
 from . import provenance
 from .cells import CellStore
+from .config import with_default_model
 from .document import outline
-from .errors import ConfigError, ResultsError
+from .errors import ConfigError
 from .estimate import minutes
 from .full import Cell, by_server, estimate_cells, open_cells, prepare_all, run_grid, server_command
 from .grid import Study, read_grid
@@ -29,7 +32,10 @@ def run_full(options: argparse.Namespace, flags: Mapping[str, Any], command: str
         ResultsError: the folder holds another grid.
         ServerError: a server failed; finished cells are kept and the next call goes on.
     """
-    studies = read_grid(options.config, flags)
+    studies = tuple(
+        replace(study, config=with_default_model(study.config))
+        for study in read_grid(options.config, flags)
+    )
     tokenizer_model = None
     if options.samples:
         if not options.dry_run:
@@ -48,13 +54,13 @@ def run_full(options: argparse.Namespace, flags: Mapping[str, Any], command: str
         print(study_line(study, ready))
     print(f"{total} cells, {len(cells)} of them to be measured now. {expected.text()}", flush=True)
     if options.dry_run:
+        if not options.samples:
+            store.check(_entries(studies, prepared, {}))
         for line in server_lines(groups):
             print(line)
         return 0
     origin = {"command": command, **provenance.origin(prepared[0].config.device), "started": ""}
-    store.open(
-        [_entry(study, ready, origin) for study, ready in zip(studies, prepared, strict=True)]
-    )
+    store.open(_entries(studies, prepared, origin))
     print(f"Cells and server logs: {store.folder}; a second call goes on there", flush=True)
     requests = sum(cell.prepared.workload.requests for cell in cells)
     progress = Progress(len(cells), max(1, requests // max(1, len(cells))))
@@ -73,9 +79,18 @@ def _only(cells: Sequence[Cell], studies: Sequence[Study], names: Sequence[str])
     return [cell for cell in cells if cell.study.config.workload in names]
 
 
-def _entry(study: Study, ready: Prepared, origin: Mapping[str, Any]) -> dict[str, Any]:
-    document = outline(ready.config, ready.arms, ready.dataset, ready.workload, ready.model, origin)
-    return {"name": study.name, "setting": dict(study.setting), "outline": document}
+def _entries(
+    studies: Sequence[Study], prepared: Sequence[Prepared], origin: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """What the folder keeps of every study."""
+    entries = []
+    for study, ready in zip(studies, prepared, strict=True):
+        document = outline(
+            ready.config, ready.arms, ready.dataset, ready.workload, ready.model, origin
+        )
+        entry = {"name": study.name, "setting": dict(study.setting), "outline": document}
+        entries.append(entry)
+    return entries
 
 
 def study_line(study: Study, ready: Prepared) -> str:
@@ -98,6 +113,13 @@ def server_lines(groups: Sequence[Sequence[Cell]]) -> list[str]:
     return [f"server of {arms}: {command}" for command, arms in lines.items()]
 
 
+def _free_report(folder: Path) -> Path:
+    """`report.html`, or the next of `report-2.html`, ... that does not exist: an earlier call may
+    have written one of a part of the grid."""
+    names = itertools.chain(["report.html"], (f"report-{n}.html" for n in itertools.count(2)))
+    return next(path for path in (folder / name for name in names) if not path.exists())
+
+
 def _finish(options: argparse.Namespace, store: CellStore, command: str) -> int:
     from .findings import findings
     from .overview import overview_text
@@ -110,13 +132,10 @@ def _finish(options: argparse.Namespace, store: CellStore, command: str) -> int:
     rows = rows_of(results)
     print(f"\n{overview_text(rows)}\n")
     for question, answer in findings(rows):
-        print(f"{question}\n  {answer}\n")
+        print("\n  ".join([question, *answer]), end="\n\n")
     took = sum(result["duration_s"] for result in results)
     print(f"Requests took {minutes(took)} in all calls together.")
-    try:
-        print(f"Report: {write_report(results, store.folder / 'report.html')}")
-    except ResultsError as error:
-        print(f"No new report: {error}. Use: vtoken-sglang eval report --out FILE")
+    print(f"Report: {write_report(results, _free_report(store.folder))}")
     if options.figures:
         write_eval(options.figures, eval_document(results, command), options.force)
         print(f"Figures: {options.figures}")

@@ -106,13 +106,17 @@ def run_client(
     stamp = time.monotonic_ns()
     out, log = folder / f"bench-{stamp}.jsonl", folder / f"bench-{stamp}.log"
     with log.open("wb") as stream:
-        done = subprocess.run(
-            client_command(plan, base_url, options, out),
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            timeout=TIMEOUT_S,
-        )
+        try:
+            done = subprocess.run(
+                client_command(plan, base_url, options, out),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                timeout=TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired as error:
+            problem = f"the client did not end within {TIMEOUT_S:.0f} s"
+            raise ServerError(problem, log_path=log.name) from error
     if done.returncode or not out.is_file():
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
         raise ServerError(f"the client ended with status {done.returncode}", tail, log.name)

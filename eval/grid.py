@@ -77,6 +77,8 @@ def make_grid(
     known = {field.name for field in dataclasses.fields(EvalConfig)}
     expanded: list[tuple[dict[str, Any], dict[str, Any]]] = []  # settings, the axes' part
     for table in tables:
+        if not isinstance(table, Mapping):
+            raise ConfigError("config", "[[grid]] must hold tables of settings", table)
         merged = {**base, **table, **flags}
         for key in merged:
             if key not in known:
@@ -86,6 +88,9 @@ def make_grid(
             for key, value in merged.items()
             if isinstance(value, list) and key not in LIST_FIELDS
         }
+        for key, value in axes.items():
+            if not value:
+                raise ConfigError("config", f"{key} must have at least one value", value)
         for values in itertools.product(*axes.values()):
             chosen = dict(zip(axes, values, strict=True))
             expanded.append(({**merged, **chosen}, chosen))

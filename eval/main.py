@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import logging
 import shlex
 import signal
@@ -17,8 +16,7 @@ from typing import Any
 from vtoken_sglang.errors import VTokenError
 
 from . import provenance
-from .config import EvalConfig
-from .errors import ConfigError
+from .config import with_default_model
 from .options import config_of, flags_of, parser
 
 __all__ = ["config_of", "main", "parser"]
@@ -98,27 +96,8 @@ def _run(options: argparse.Namespace, words: Sequence[str]) -> int:
 def _full(options: argparse.Namespace, words: Sequence[str]) -> int:
     from .full_command import run_full
 
-    flags = flags_of(options)
-    flags["model"] = with_default_model(EvalConfig(model=flags["model"] or "")).model  # type: ignore[arg-type]
     command = "vtoken-sglang eval " + provenance.portable_command(words)
-    return run_full(options, flags, command)
-
-
-def with_default_model(config: EvalConfig) -> EvalConfig:
-    """The configuration with a model: the one named, else the small default, fetched if need be.
-
-    Raises:
-        ConfigError: the named local folder does not exist.
-    """
-    if not config.model:
-        from vtoken_sglang.models import ensure_smollm2
-
-        return dataclasses.replace(config, model=str(ensure_smollm2()))
-    looks_local = config.model.startswith((".", "/", "~"))
-    folder = Path(config.model).expanduser()
-    if looks_local and not folder.is_dir():
-        raise ConfigError("model", "must be an existing folder", config.model)
-    return dataclasses.replace(config, model=str(folder) if looks_local else config.model)
+    return run_full(options, flags_of(options), command)
 
 
 def plan_text(prepared: Any) -> str:
@@ -171,6 +150,13 @@ def _report(options: argparse.Namespace, _words: Sequence[str]) -> int:
     folder = first if first.is_dir() else first.parent
     path = write_report(results, options.out or folder / "report.html", figures)
     print(f"Report: {path}")
+    if options.figures is not None:
+        from .rows import eval_document, write_eval
+
+        studies = [result for result in results if "study" in result]
+        command = str(studies[-1]["command"]) if studies else ""
+        write_eval(options.figures, eval_document(studies, command), options.force)
+        print(f"Figures: {options.figures}")
     if options.png is not None:
         print(f"PNG files: {write_pngs(results, figures, options.png)} in {options.png}")
     return 0

@@ -70,6 +70,13 @@ def parser() -> argparse.ArgumentParser:
         help="run folder, folder of a grid, result file, or figures file",
     )  # fmt: skip
     report.add_argument("--out", type=Path, metavar="FILE", help="default: beside the first result")
+    report.add_argument(
+        "--figures", type=Path, metavar="FILE",
+        help="also write the table of a grid's folder, as far as it is measured, into this file",
+    )  # fmt: skip
+    report.add_argument(
+        "--force", action="store_true", help="let --figures replace a larger measurement"
+    )
     report.add_argument("--png", type=Path, metavar="DIR", help="also write the plots as PNG files")
     return top
 

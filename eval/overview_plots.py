@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from .arms import ARMS
 from .compare import arm_names, runs_of
 from .plots import EVICTABLE, SIZE, USED, add_legend, colours, new_figure, styled
 
@@ -101,18 +102,24 @@ def _first_run(runs: Sequence[Run], arm: str) -> Run:
 
 
 @styled
-def figure_bars(figures: Mapping[str, Mapping[str, Any]], label: str) -> Figure:
-    """One bar per figure of a figures file, with its spread where it has one."""
-    names = sorted(figures)[::-1]
-    figure, axes = new_figure((SIZE[0], 0.9 + 0.28 * max(2, len(names))))
-    for at, name in enumerate(names):
-        axes.barh(at, figures[name]["value"], color=USED, height=0.66)
-        spread = figures[name].get("spread") or {}
+def case_bars(bars: Sequence[tuple[str, str, Mapping[str, Any]]], label: str) -> Figure:
+    """Bars of (case, arm, figure of a figures file), a group per case, with spread where known."""
+    cases = sorted({case for case, _, _ in bars})
+    known = [arm for arm in ARMS if any(arm == other for _, other, _ in bars)]
+    colour = colours(known)
+    ordered = sorted(bars, key=lambda bar: (cases.index(bar[0]), known.index(bar[1])))
+    figure, axes = new_figure((SIZE[0], 0.9 + 0.24 * max(2, len(bars)) + 0.16 * len(cases)))
+    places = []
+    for number, (case, arm, entry) in enumerate(ordered):
+        at = -number - 0.6 * cases.index(case)
+        places.append(at)
+        axes.barh(at, entry["value"], color=colour[arm], height=0.8)
+        spread = entry.get("spread") or {}
         if "min" in spread and "max" in spread:
             axes.plot([spread["min"], spread["max"]], [at, at], color="#1b232c", linewidth=1.4)
     if label == "ratio":
         axes.axvline(1.0, color="#4b5563", linewidth=1)
-    axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names], fontsize=7.5)
+    axes.set_yticks(places, [f"{case}: {arm}" for case, arm, _ in ordered], fontsize=8)
     axes.set_xlabel(label)
     axes.set_xlim(left=0)
     axes.grid(axis="y", visible=False)

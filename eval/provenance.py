@@ -142,17 +142,33 @@ def kv_bytes_per_token(folder: Path, dtype: str) -> int | None:
         return None
 
 
-def model_facts(model: str, dtype: str = "") -> dict[str, Any]:
-    """Name of a model and, for a local folder, its weights and the K and V of a token in bytes."""
+def model_facts(model: str, dtype: str = "", fetch: bool = False) -> dict[str, Any]:
+    """Name of a model; for a local folder, its weights; and the K and V of a token in bytes, where
+    its configuration is at hand (`fetch`: that of a model given by name may be asked for)."""
     folder = Path(model)
     facts: dict[str, Any] = {"name": folder.name or model}
     if folder.is_dir():
         weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("*.gguf")]
         facts["weight_bytes"] = sum(path.stat().st_size for path in weights)
-        kv_bytes = kv_bytes_per_token(folder, dtype)
-        if kv_bytes is not None:
-            facts["kv_bytes_per_token"] = kv_bytes
+    else:
+        folder = cached_folder(model, fetch)
+    kv_bytes = kv_bytes_per_token(folder, dtype)
+    if kv_bytes is not None:
+        facts["kv_bytes_per_token"] = kv_bytes
     return facts
+
+
+def cached_folder(model: str, fetch: bool) -> Path:
+    """Where the hub's cache keeps the configuration of a model given by name; a folder that does
+    not exist if it has none."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    with contextlib.suppress(OSError, ValueError):  # not reached, or no name that a hub could know
+        look = hf_hub_download if fetch else try_to_load_from_cache
+        found = look(model, "config.json")
+        if isinstance(found, str):
+            return Path(found).parent
+    return Path(model)
 
 
 def origin(device: str) -> dict[str, Any]:

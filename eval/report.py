@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,10 +69,14 @@ def render(results: Sequence[Mapping[str, Any]], figures: Sequence[Mapping[str, 
     )
     environment.filters["number"] = number
     studies = [result for result in results if "study" in result]
+    rows = rows_of(studies)
+    if not rows:  # a table in a figures file stands for the cells it was made from
+        rows = [row for document in figures for row in document.get("rows", ())]
     return environment.get_template(TEMPLATE).render(
         sections=[section(result) for result in results],
-        overview=overview_table(rows_of(studies)) if studies else None,
-        findings=findings(rows_of(studies)),
+        overview=overview_table(rows) if rows else None,
+        findings=findings(rows),
+        frontier=any(document["topic"] == "capacity" for document in figures),
         figures=[figures_section(document) for document in figures],
     )
 
@@ -104,17 +109,27 @@ def section(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def headline_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The line under the title."""
+    at = [str(run["at"]) for run in result["runs"] if "at" in run]  # cells of a grid
     return [
-        ("measured", str(result["started"])),
+        ("measured", f"{min(at)} to {max(at)}" if at else str(result["started"])),
         ("machine", device_label(dict(result["machine"]))),
-        ("repeats", str(result["config"]["repeats"])),
+        ("repeats", _repeats(result)),
         ("requests per run", str(result["workload"]["requests"])),
-        ("commit", str(result["commit"] or "none")[:12] + _dirty(result["commit"])),
+        ("commit", ", ".join(map(_commit, result.get("commits", [result["commit"]])))),
     ]
 
 
-def _dirty(commit: str | None) -> str:
-    return " (with local changes)" if commit and commit.endswith("-dirty") else ""
+def _repeats(result: Mapping[str, Any]) -> str:
+    """How many, and how many of them every arm has, where that is not all."""
+    planned = int(result["config"]["repeats"])
+    done = Counter(run["arm"] for run in result["runs"])
+    least = min(done.values(), default=0)
+    return str(planned) if least == planned else f"{least} of {planned} for every arm"
+
+
+def _commit(commit: str | None) -> str:
+    dirty = " (with local changes)" if commit and commit.endswith("-dirty") else ""
+    return str(commit or "none")[:12] + dirty
 
 
 def card(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,8 +246,13 @@ def run_row(run: Mapping[str, Any]) -> dict[str, str]:
         "e2e p95, s": number(summary["e2e"].get("p95", 0.0)),
         "CPU, s": number(summary["server_cpu_s"]),
         "failed": str(summary["failed"]),
-        "output": str(summary["output_sha256"])[:10],
+        "output": str(summary["output_sha256"])[:10] if _told_ids(run) else "-",
     }
+
+
+def _told_ids(run: Mapping[str, Any]) -> bool:
+    """Whether the client tells the generated ids: SGLang's own benchmark does not."""
+    return any(request["output_ids"] for request in run["requests"])
 
 
 def table_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from . import overview_plots, plots
-from .compare import FIGURES
+from .compare import FIGURES, arm_names, runs_of
 from .rows import rows_of, study_name
 
 FEW_ARMS = 3  # up to so many, every arm has plots of its own
@@ -40,14 +40,24 @@ def result_plots(result: Mapping[str, Any]) -> list[Plot]:
             plots.per_repeat(runs, lambda run: run["summary"]["output_tokens_per_s"], "tokens / s"),
         )
     )
+    shared, all_of_them = shared_repeats(runs)
+    which = "All repeats." if all_of_them else "Repeats that every arm has."
     for name, caption, values_of, label in (
         ("ttft", "Time to first token.", lambda r: [r["ttft_s"]], "time to first token, ms"),
         ("itl", "Time between tokens.", lambda r: r["gaps_s"], "inter-token latency, ms"),
         ("e2e", "Whole request.", lambda r: [r["latency_s"]], "request latency, ms"),
     ):
-        figure = plots.latency_cdf(runs, values_of, label)
-        shown.append(Plot(f"{study}-{name}", f"{caption} All repeats.", figure))
+        figure = plots.latency_cdf(shared, values_of, label)
+        shown.append(Plot(f"{study}-{name}", f"{caption} {which}", figure))
     return [*shown, *_pool_plots(result, study)]
+
+
+def shared_repeats(runs: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], bool]:
+    """The runs of repeats that every arm has, and whether that is all of them; all where there is
+    no such repeat. A slower repeat must not be in the samples of some arms only."""
+    common = set.intersection(*(set(runs_of(runs, arm)) for arm in arm_names(runs)))
+    kept = [run for run in runs if run["repeat"] in common] or list(runs)
+    return kept, len(kept) == len(runs)
 
 
 def _ratio_plots(result: Mapping[str, Any]) -> list[Plot]:
@@ -105,19 +115,25 @@ CAPACITY_PLOTS = (
     (
         "capacity-frontier",
         "Capacity frontier: most requests at once on one pool with none taken back.",
-        re.compile(r"^[a-z]+_frontier_(?!retracting_)"),
+        re.compile(r"^(?P<arm>[a-z]+)_frontier_(?!retracting_|ratio_)(?P<case>.+)$"),
         "requests at once",
     ),
     (
         "capacity-latency-frontier",
         "Most requests at once with latency per token within 1.05 of a single request's.",
-        re.compile(r"^[a-z]+_latency_frontier_"),
+        re.compile(r"^(?P<arm>[a-z]+)_latency_frontier_(?P<case>.+)$"),
         "requests at once",
     ),
     (
         "capacity-ratios",
-        "auto against native: requests at once, and throughput within the latency limit.",
-        re.compile(r"^(frontier_ratio|sla_throughput_ratio)_"),
+        "Against native, in the same repeat: most requests at once, none taken back.",
+        re.compile(r"^(?:(?P<arm>[a-z]+)_)?frontier_ratio_(?P<case>.+)$"),
+        "ratio",
+    ),
+    (
+        "capacity-sla",
+        "auto against native: throughput with p95 latency per token within 1.05 of native's.",
+        re.compile(r"^sla_throughput_ratio_(?P<case>.+)$"),
         "ratio",
     ),
 )
@@ -129,7 +145,12 @@ def figures_plots(document: Mapping[str, Any]) -> list[Plot]:
         return []
     shown = []
     for name, caption, pattern, label in CAPACITY_PLOTS:
-        chosen = {key: fig for key, fig in document["figures"].items() if pattern.match(key)}
-        if chosen:
-            shown.append(Plot(name, caption, overview_plots.figure_bars(chosen, label)))
+        found = [(pattern.match(key), entry) for key, entry in document["figures"].items()]
+        bars = [
+            (match["case"].replace("_", " "), match.groupdict().get("arm") or "auto", entry)
+            for match, entry in found
+            if match
+        ]
+        if bars:
+            shown.append(Plot(name, caption, overview_plots.case_bars(bars, label)))
     return shown

@@ -2,17 +2,19 @@
 
 The file has the form of every figures file (see `figures`) and a list `rows` besides:
 
-    {"workload", "study", "setting", "arm", "repeats", "commits",
-     "figures": {name: {"median", "min", "max"}},
-     "ratios": {reference: {name: {"median", "min", "max"}}}}
+    {"workload", "study", "setting", "arm", "repeats", "repeats_planned", "requests", "failed",
+     "commits", "figures": {name: {"median", "min", "max"}},
+     "ratios": {reference: {name: {"median", "min", "max", "repeats"}}},
+     "sla_tokens_per_s": {"median", "min", "max", "repeats"}}
 
-Ratios are taken inside a repeat. A file is replaced only by one that has at least its rows, each
-with at least as many repeats, unless it is forced to.
+and, by name of the study, `studies`: all its settings, its data and the fingerprint of its
+requests. `requests` are those of one repeat. Ratios are taken inside a repeat, over the repeats
+that have both arms. A file is replaced only by one that has at least its rows, each with at least
+as many repeats and requests, unless it is forced to.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,41 +25,46 @@ from .figures import read_figures, replace_json
 from .metrics import spread
 from .provenance import device_label
 from .results import rounded
+from .sla import within_limit
 
-REFERENCES = ("native", "naive", "skip", "mask", "p1")
+REFERENCES = ("native", "naive", "p1", "skip", "mask", "cow", "auto", "publish-never")
 RATIOS = (
     "output_tokens_per_s", "goodput", "ttft.p95", "e2e.p95", "server_cpu_ms_per_token",
     "used_tokens_per_request",
 )  # fmt: skip
-SLA_FACTOR = 1.05
+SIZES = ("repeats", "requests")  # of a row: how much was measured
 HEADLINES = {
     "throughput": "output_tokens_per_s",
     "held_tokens": "used_tokens_per_request",
     "p95": "e2e.p95",
 }
-SHARED_SETTINGS = ("page_size", "pool", "device", "dtype", "seed", "repeats")
+NOT_SETTINGS = ("preset", "port", "startup_timeout", "arms", "model")
 
 
 def rows_of(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Every row of the given result documents, in their order."""
     rows = []
-    for result in results:
+    for result, limits in zip(results, within_limit(results), strict=True):
         runs = result["runs"]
         for arm in arm_names(runs):
+            mine = [run for run in runs if run["arm"] == arm]
             figures = {name: _short(figure) for name, figure in result["summary"][arm].items()}
-            rows.append(
-                {
-                    "workload": result["workload"]["name"],
-                    "study": study_name(result),
-                    "setting": dict(result.get("setting", {})),
-                    "arm": arm,
-                    "repeats": sum(run["arm"] == arm for run in runs),
-                    "commits": result.get("commits", [result["commit"]]),
-                    "figures": figures,
-                    "ratios": _ratios(runs, arm),
-                }
-            )
-    _add_sla(rows)
+            row = {
+                "workload": result["workload"]["name"],
+                "study": study_name(result),
+                "setting": dict(result.get("setting", {})),
+                "arm": arm,
+                "repeats": len(mine),
+                "repeats_planned": result["config"]["repeats"],
+                "requests": result["workload"]["requests"],
+                "failed": sum(run["summary"]["failed"] for run in mine),
+                "commits": result.get("commits", [result["commit"]]),
+                "figures": figures,
+                "ratios": _ratios(runs, arm),
+            }
+            if arm in limits:
+                row["sla_tokens_per_s"] = limits[arm]
+            rows.append(row)
     return rows
 
 
@@ -78,40 +85,9 @@ def _ratios(runs: Sequence[Mapping[str, Any]], arm: str) -> dict[str, dict[str, 
         for name in RATIOS:
             values = paired_ratios(runs, arm, reference, name)
             if values:
-                found.setdefault(reference, {})[name] = _short(spread(values))
+                ratio = {**_short(spread(values)), "repeats": len(values)}
+                found.setdefault(reference, {})[name] = ratio
     return found
-
-
-def _add_sla(rows: Sequence[dict[str, Any]]) -> None:
-    """Add `sla_tokens_per_s`: the most output tokens per second at which p95 latency is at most
-    1.05 times the baseline's, over the concurrency levels of a study; 0 where no level is.
-
-    The baseline is the arm native at the level where its own throughput is highest.
-    """
-    families: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        rest = {key: value for key, value in row["setting"].items() if key != "concurrency"}
-        key = json.dumps([row["workload"], rest], sort_keys=True)
-        families.setdefault(key, []).append(row)
-    for family in families.values():
-        base = [row for row in family if row["arm"] == "native"]
-        if not base:
-            continue
-        limit = SLA_FACTOR * _median(max(base, key=_throughput), "e2e.p95")
-        for arm in dict.fromkeys(row["arm"] for row in family):
-            levels = [row for row in family if row["arm"] == arm]
-            good = [row for row in levels if 0 < _median(row, "e2e.p95") <= limit]
-            best = max(map(_throughput, good), default=0.0)
-            for row in levels:
-                row["sla_tokens_per_s"] = best
-
-
-def _median(row: Mapping[str, Any], name: str) -> float:
-    return float(row["figures"].get(name, {}).get("median", 0.0))
-
-
-def _throughput(row: Mapping[str, Any]) -> float:
-    return _median(row, "output_tokens_per_s")
 
 
 def headline_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -128,6 +104,7 @@ def headline_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, A
                         "value": ratio["median"],
                         "unit": f"{FIGURES[name][0]}, auto / {reference}, pairs in one repeat",
                         "spread": {"min": ratio["min"], "max": ratio["max"]},
+                        "repeats": ratio["repeats"],
                     }
     return figures
 
@@ -140,10 +117,14 @@ def eval_document(results: Sequence[Mapping[str, Any]], command: str) -> dict[st
     """
     if not results:
         raise FiguresError("figures: nothing has been measured yet")
-    if any(run["summary"]["failed"] for result in results for run in result["runs"]):
-        raise FiguresError("figures: not written, some requests failed")
     rows, last = rows_of(results), results[-1]
-    settings = {key: last["config"][key] for key in SHARED_SETTINGS}
+    failed = [f"{row['study']} {row['arm']}" for row in rows if row["failed"]]
+    if failed:
+        raise FiguresError(
+            f"figures: not written, some requests failed ({', '.join(failed)}); delete these cells "
+            "and call again to measure them anew"
+        )
+    settings = shared_settings(results)
     settings |= {"model": last["model"]["name"], "patch_series": last["patch_series"]}
     settings["workloads"] = sorted({row["workload"] for row in rows})
     document = {
@@ -155,26 +136,40 @@ def eval_document(results: Sequence[Mapping[str, Any]], command: str) -> dict[st
         "settings": settings,
         "repeats": min(row["repeats"] for row in rows),
         "figures": headline_figures(rows),
+        "studies": {study_name(result): study_facts(result) for result in results},
         "rows": rows,
     }
     plain: dict[str, Any] = rounded(document)
     return plain
 
 
+def shared_settings(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings that every study has in common."""
+    first, *others = (study_facts(result)["settings"] for result in results)
+    return {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
+
+
+def study_facts(result: Mapping[str, Any]) -> dict[str, Any]:
+    """All that decides what a study's requests are and how they are served."""
+    settings = {k: v for k, v in result["config"].items() if k not in NOT_SETTINGS}
+    settings["dataset"] = result["dataset"]["name"]
+    return {"settings": settings, "workload": dict(result["workload"])}
+
+
 def write_eval(path: Path, document: Mapping[str, Any], force: bool = False) -> None:
     """Write the document in one step.
 
     Raises:
-        FiguresError: the file there has a row that the document lacks, or has with more repeats;
-            it is then as before.
+        FiguresError: the file there has a row that the document lacks, or has with more repeats or
+            requests; it is then as before.
     """
     existing = read_figures(path)
     if existing is not None and not force:
-        new = {_key(row): row["repeats"] for row in document["rows"]}
+        new = {_key(row): row for row in document["rows"]}
         lost = [
             f"{row['study']} {row['arm']}"
             for row in existing.get("rows", ())
-            if new.get(_key(row), 0) < row["repeats"]
+            if any(new.get(_key(row), {}).get(size, 0) < row.get(size, 0) for size in SIZES)
         ]
         if lost:
             raise FiguresError(

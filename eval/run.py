@@ -62,7 +62,7 @@ def prepare(config: EvalConfig, tokenizer_model: str | None = None) -> Prepared:
         arms=select_arms(config.arms),
         dataset=dataset,
         workload=build_workload(config, dataset, tokenizer),
-        model=provenance.model_facts(config.model, dtype),
+        model=provenance.model_facts(config.model, dtype, fetch=tokenizer_model is None),
         tokenizer=tokenizer,
     )
 

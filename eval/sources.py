@@ -50,11 +50,13 @@ def load_source(config: EvalConfig) -> Dataset:
         if need == "trace":
             raise DatasetError("workload mooncake replays a trace: pass --dataset PATH with one")
         return load_dataset(find_dataset(None))
-    if need == "conversations":
-        return load_dataset(find_dataset(config.dataset))
     path = Path(config.dataset).expanduser()
     if config.dataset.startswith(BY_SAMPLE):
         path = SAMPLES / config.dataset[len(BY_SAMPLE) :]
+    elif need == "conversations":
+        path = find_dataset(config.dataset)
+    if need == "conversations" and path.is_file():
+        return load_dataset(path)
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -97,7 +99,7 @@ def _of_records(
     if need == "trace":
         if not records:
             raise DatasetError(f"{name}: an empty trace")
-        return _dataset(name, raw, trace=parse_trace(records))
+        return _dataset(name, raw, dropped=dropped, trace=parse_trace(records))
     documents = documents_of_records(records) if need == "documents" else ()
     if documents:
         return _dataset(name, raw, dropped=dropped, documents=documents)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .arms import ARMS
 from .compare import FIGURES
 
 COLUMNS = (
@@ -71,18 +73,18 @@ def result_table(result: Mapping[str, Any]) -> str:
 def memory_lines(result: Mapping[str, Any]) -> list[str]:
     """One sentence per arm that gives memory back on how much, against the arm that does not."""
     lines = []
-    held = {
-        arm: figures["used_tokens_per_request"]["median"]
-        for arm, figures in result["summary"].items()
-        if "used_tokens_per_request" in figures
-    }
-    for arm, tokens in held.items():
-        freed = result["summary"][arm].get("freed_pages", {"median": 0})["median"]
-        if arm != "naive" and freed and held.get("naive"):
-            change = 100 * (tokens / held["naive"] - 1)
+    for entry in result["comparisons"]:
+        figures = result["summary"][entry["arm"]]
+        held = entry["ratios"].get("used_tokens_per_request")
+        freed = figures.get("freed_pages", {"median": 0})["median"]
+        if entry["reference"] == "naive" and freed and held:
+            tokens = figures["used_tokens_per_request"]["median"]
+            size = ARMS[entry["arm"]].page_size or result["config"]["page_size"]
+            change = 100 * (held["median"] - 1)
             lines.append(
-                f"memory: {arm} gave {freed:.0f} pages back while requests ran; a running request "
-                f"holds {tokens:.0f} tokens of the pool, {change:+.0f} % of naive's."
+                f"memory: {entry['arm']} gave {freed:.0f} pages of {size} back while requests ran; "
+                f"a running request holds {tokens:.0f} tokens of the pool, {abs(change):.0f} % "
+                f"{'less' if change < 0 else 'more'} than with naive."
             )
     return lines
 
@@ -106,6 +108,11 @@ def warning_lines(result: Mapping[str, Any]) -> list[str]:
         lines.append(f"{failed} requests failed: the arms did not do the same work.")
     if len(runs) < planned:
         lines.append(f"Interrupted: {len(runs)} of {planned} runs were finished.")
+    origins = [run["origin"] for run in runs if "origin" in run]  # cells of a grid
+    for name in ("machine", "versions", "patch_series"):
+        kinds = {json.dumps(origin.get(name), sort_keys=True) for origin in origins}
+        if len(kinds) > 1:
+            lines.append(f"Cells differ in their {name.replace('_', ' ')}: see their files.")
     load, cores = busiest_load(runs), result["machine"]["cores"]
     if load > cores:
         lines.append(

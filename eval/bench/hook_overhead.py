@@ -25,9 +25,8 @@ from typing import Any
 
 from vtoken_sglang_eval import provenance
 from vtoken_sglang_eval.cell import flush_cache, measure, warm_up
-from vtoken_sglang_eval.config import make_config, read_config_file
+from vtoken_sglang_eval.config import make_config, read_config_file, with_default_model
 from vtoken_sglang_eval.figures import write_figures
-from vtoken_sglang_eval.main import with_default_model
 from vtoken_sglang_eval.results import rounded
 from vtoken_sglang_eval.run import (
     Prepared,

@@ -26,6 +26,12 @@ from vtoken_sglang_eval.workload import Session, Workload
         ("device", "tpu"),
         ("arms", ("nonsense",)),
         ("arms", ()),
+        ("arms", "native"),
+        ("server_args", ["--flag", 1]),
+        ("dataset", 5),
+        ("workload", 5),
+        ("dtype", None),
+        ("policy", ["random"]),
         ("startup_timeout", 0),
         ("pool", 1000),
     ],
@@ -113,6 +119,8 @@ def test_estimate_adds_starts_prefill_and_decode() -> None:
     assert found.servers == 4
     assert found.total_s == pytest.approx(4 * (found.start_s + found.run_s))
     assert "4 server starts" in found.text()
+    there = estimate(config, Workload(name="test", sessions=(session,)), "cuda", 2_000_000)
+    assert "the requests come on top" in there.text()
 
 
 @pytest.mark.parametrize(

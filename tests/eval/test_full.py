@@ -67,7 +67,10 @@ def test_a_whole_grid(words: list[str], tmp_path: Path, capsys: pytest.CaptureFi
     assert len(document["rows"]) == 12
     row = next(row for row in document["rows"] if row["arm"] == "auto")
     assert row["figures"]["killed_tokens"]["median"] == 4  # its requests
-    assert row["figures"]["copied_bytes"]["median"] == 0  # the model's folder tells no size
+    assert "copied_bytes" not in row["figures"]  # the model's folder tells no size
+    assert row["figures"]["agreement"]["median"] == 1.0  # the stand-in evicts nothing
+    native = next(row for row in document["rows"] if row["arm"] == "native")
+    assert native["figures"]["agreement"] == {"median": 1.0, "min": 1.0, "max": 1.0}
     assert "auto_vs_skip_throughput_reasoning" in document["figures"]
     shown = capsys.readouterr()
     assert shown.out.index("24 cells, 24 of them to be measured now") < shown.out.index("tokens/s")
@@ -100,8 +103,18 @@ def test_an_interrupted_grid_goes_on_where_it_stopped(
         assert main(words) == 130
     assert sum(cells(tmp_path).values()) == 4
     before = {path: path.read_bytes() for path in (tmp_path / "out").glob("cells/*/*.json")}
-    assert main(["report", str(tmp_path / "out"), "--out", str(tmp_path / "early.html")]) == 0
-    assert main(words) == 0
+    figures = tmp_path / "eval.json"
+    early = ["--out", str(tmp_path / "early.html"), "--figures", str(figures)]
+    assert main(["report", str(tmp_path / "out"), *early]) == 0
+    document = read_figures(figures)
+    assert document is not None
+    assert document["command"].startswith("vtoken-sglang eval full")
+    assert all(row["repeats"] == 1 for row in document["rows"])
+    assert main([*words, "--figures", str(figures)]) == 0
+    assert {row["repeats"] for row in json.loads(figures.read_text())["rows"]} == {2}
+    assert main(words) == 0  # nothing left to measure: another report
+    reports = sorted(path.name for path in (tmp_path / "out").glob("report*.html"))
+    assert reports == ["report-2.html", "report.html"]
     assert "24 cells, 20 of them to be measured now" in capsys.readouterr().out
     assert cells(tmp_path) == dict.fromkeys(STUDIES, 8)
     assert all(path.read_bytes() == content for path, content in before.items())
@@ -113,8 +126,23 @@ def test_only_some_workloads_and_another_grid(
     assert main([*words, "--only", "reasoning", "--arms", "native"]) == 0
     assert cells(tmp_path) == {"reasoning": 2}
     assert main([*words, "--only", "chess"]) == 2
-    assert main(words) == 2
-    assert "holds another grid" in capsys.readouterr().err
+    for other in (words, [*words, "--dry-run"]):
+        assert main(other) == 2
+        assert "holds another grid" in capsys.readouterr().err
+
+
+def test_the_model_of_a_grid_file_is_the_one_that_is_served(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other").mkdir()
+    grid = tmp_path / "small.toml"
+    grid.write_text(f'model = "{tmp_path / "other"}"\n' + GRID)
+    at = words.index("--model")
+    without = [*words[:at], *words[at + 2 :]]
+    assert main([*without, "--dry-run"]) == 0
+    assert "--model-path other " in capsys.readouterr().out
+    assert main([*words, "--dry-run"]) == 0  # a flag wins
+    assert "--model-path tiny " in capsys.readouterr().out
 
 
 def test_a_dry_run_shows_every_server_and_starts_none(

@@ -51,6 +51,9 @@ def test_lists_are_axes_and_lists_of_names_are_not() -> None:
         ([{"workload": "agent"}, {"workload": "agent"}], "no two studies of a grid may be equal"),
         ([{"nonsense": 1}], "keys must be among .* got 'nonsense'"),
         ([{"keep": [0.3, 2]}], "keep: must be a number above 0 and at most 1, got 2"),
+        ([{"keep": []}], "keep must have at least one value"),
+        ([{"arms": "native"}], "arms: must be a list of texts, got 'native'"),
+        (["agent"], "must hold tables of settings"),
     ],
 )
 def test_wrong_grids_are_refused(tables: list[dict[str, Any]], match: str) -> None:
@@ -150,6 +153,24 @@ def test_a_folder_belongs_to_one_grid(tmp_path: Path) -> None:
         store.results()
 
 
+def test_how_a_server_is_reached_and_waited_for_may_change(tmp_path: Path) -> None:
+    store = stored(tmp_path / "grid")
+    studies = store.manifest()["studies"]
+    studies[0]["outline"]["config"] |= {"port": 31000, "startup_timeout": 900.0}
+    assert store.check(studies)
+    studies[0]["outline"]["config"]["keep"] = 0.9
+    with pytest.raises(ResultsError, match="holds another grid"):
+        store.check(studies)
+
+
+@pytest.mark.parametrize("text", ["", '{"arm": "auto"', "[]", '{"arm": "auto", "repeat": 0}'])
+def test_a_damaged_cell_is_named_with_what_to_do(tmp_path: Path, text: str) -> None:
+    store = stored(tmp_path / "grid")
+    store.path("talk", "auto", 0).write_text(text)
+    with pytest.raises(ResultsError, match=r"auto-1\.json: not readable as a cell .* delete it"):
+        store.results()
+
+
 def test_rows_hold_figures_ratios_and_throughput_within_the_limit(tmp_path: Path) -> None:
     (result,) = stored(tmp_path / "grid", ("native", "naive", "auto")).results()
     native, naive, auto = rows_of([result])
@@ -157,7 +178,7 @@ def test_rows_hold_figures_ratios_and_throughput_within_the_limit(tmp_path: Path
     assert auto["figures"]["output_tokens_per_s"] == {"median": 5.0, "min": 5.0, "max": 5.0}
     assert auto["ratios"]["naive"]["output_tokens_per_s"]["median"] == 1.0
     assert set(auto["ratios"]) == {"native", "naive"}
-    assert auto["sla_tokens_per_s"] == native["sla_tokens_per_s"] == 5.0
+    assert auto["sla_tokens_per_s"]["median"] == native["sla_tokens_per_s"]["median"] == 5.0
 
 
 def test_the_figures_file_is_not_replaced_by_less(tmp_path: Path) -> None:
@@ -169,6 +190,9 @@ def test_the_figures_file_is_not_replaced_by_less(tmp_path: Path) -> None:
     fewer = {**document, "rows": document["rows"][:1]}
     with pytest.raises(FiguresError, match="would lose rows or repeats .talk auto"):
         write_eval(target, fewer)
+    shorter = {**document, "rows": [{**row, "requests": 1} for row in document["rows"]]}
+    with pytest.raises(FiguresError, match="would lose rows or repeats .talk native, talk auto"):
+        write_eval(target, shorter)
     write_eval(target, fewer, force=True)
     assert len(json.loads(target.read_text())["rows"]) == 1
 
@@ -176,7 +200,7 @@ def test_the_figures_file_is_not_replaced_by_less(tmp_path: Path) -> None:
 def test_failed_requests_make_no_figures(tmp_path: Path) -> None:
     results = stored(tmp_path / "grid").results()
     results[0]["runs"][0]["summary"]["failed"] = 1
-    with pytest.raises(FiguresError, match="some requests failed"):
+    with pytest.raises(FiguresError, match="some requests failed .talk native.; delete these"):
         eval_document(results, "x")
 
 
@@ -192,6 +216,7 @@ def test_the_paper_grid_is_checked_on_samples(
         assert (workload in shown) is (workload != "mooncake")
     assert "--model-path meta-llama/Llama-3.1-8B-Instruct" in shown
     assert "server of hook-only" in shown
+    assert "the requests come on top" in shown
     assert "dataset-data-hotpotqa.jsonl" in shown
     assert main([*words, "--samples"]) == 2
     assert "needs --dry-run" in capsys.readouterr().err

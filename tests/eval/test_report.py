@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from vtoken_sglang_eval.errors import ResultsError
 from vtoken_sglang_eval.report import render, write_report
+from vtoken_sglang_eval.report_plots import figures_plots, shared_repeats
+from vtoken_sglang_eval.rows import eval_document
 
 from tests.eval.builders import record, result_of, run_of, three_arm_result
 
@@ -134,6 +137,61 @@ def test_figures_files_are_shown_with_the_frontier_of_capacity() -> None:
     assert page.tags.count("svg") == 2  # frontier and ratios, of topic capacity only
 
 
+def test_a_plot_of_the_frontier_holds_requests_and_no_ratios() -> None:
+    entry = {"value": 3, "unit": "requests", "spread": {"min": 2, "max": 4}}
+    names = (
+        "native_frontier_prompt_heavy_small", "skip_frontier_prompt_heavy_small",
+        "skip_frontier_retracting_prompt_heavy_small", "skip_frontier_ratio_prompt_heavy_small",
+        "frontier_ratio_prompt_heavy_small", "skip_latency_frontier_prompt_heavy_small",
+        "sla_throughput_ratio_random", "admitted_share",
+    )  # fmt: skip
+    plots = figures_plots({"topic": "capacity", "figures": dict.fromkeys(names, entry)})
+    bars = {
+        plot.name: [text.get_text() for text in plot.figure.axes[0].get_yticklabels()]
+        for plot in plots
+    }
+    case = "prompt heavy small"
+    assert bars == {
+        "capacity-frontier": [f"{case}: native", f"{case}: skip"],
+        "capacity-latency-frontier": [f"{case}: skip"],
+        "capacity-ratios": [f"{case}: skip", f"{case}: auto"],
+        "capacity-sla": ["random: auto"],
+    }
+
+
+def grid_result() -> dict[str, Any]:
+    """A study of a grid, cut off in its second repeat, gone on with on another machine."""
+    runs = [run_of("native", 0, [record()]), run_of("auto", 0, [record()])]
+    runs.append(run_of("native", 1, [record()]))
+    for number, run in enumerate(runs):
+        origin = {"machine": {"cpu": f"CPU {number // 2}"}, "versions": {}, "patch_series": "1"}
+        run |= {"at": f"2026-01-01T00:0{number}", "origin": origin}
+    result = result_of(runs, repeats=2)
+    return {**result, "runs_planned": 4, "study": "talk", "commits": ["abc", "def-dirty"]}
+
+
+def test_a_cut_off_grid_says_what_it_is_short_of() -> None:
+    text = " ".join(" ".join(page_of(render([grid_result()])).text).split())
+    assert "1 of 2 for every arm" in text
+    assert "Interrupted: 3 of 4 runs were finished." in text
+    assert "Fewer repeats than planned: talk 1 of 2 (auto)." in text
+    assert "Cells differ in their machine: see their files." in text
+    assert "2026-01-01T00:00 to 2026-01-01T00:02" in text
+    assert "abc, def-dirty (with local changes)" in text
+    assert "give docs/results/capacity.json" in text
+    assert "Whole request. Repeats that every arm has." in text
+    kept, all_of_them = shared_repeats(grid_result()["runs"])
+    assert [(run["arm"], run["repeat"]) for run in kept] == [("native", 0), ("auto", 0)]
+    assert not all_of_them
+
+
+def test_a_table_of_a_figures_file_is_shown_like_that_of_cells() -> None:
+    document = eval_document([grid_result()], "vtoken-sglang eval full")
+    text = " ".join(" ".join(page_of(render([], [document])).text).split())
+    assert "All studies" in text
+    assert "Fewer repeats than planned: talk 1 of 2 (auto)." in text
+
+
 def test_an_arm_that_returns_memory_is_named_with_how_much() -> None:
     native, naive, auto = (
         run_of(arm, 0, [record(0, 0), record(0, 1)]) for arm in ("native", "naive", "auto")
@@ -142,8 +200,8 @@ def test_an_arm_that_returns_memory_is_named_with_how_much() -> None:
     auto["summary"] |= {"used_tokens_per_request": 300.0, "freed_pages": 21, "killed_tokens": 9}
     page = page_of(render([result_of([native, naive, auto])]))
     text = " ".join(" ".join(page.text).split())
-    assert "auto gave 21 pages back while requests ran" in text
-    assert "-25 % of naive's" in text
+    assert "auto gave 21 pages of 16 back while requests ran" in text
+    assert "25 % less than with naive" in text
     assert "auto: all 2 answers equal naive's" in text
     # ratios of naive and auto, memory (held, throughput), repeats, latencies, pools
     assert page.tags.count("svg") == 2 + 2 + 1 + 3 + 3

@@ -79,3 +79,22 @@ def test_model_facts_of_a_folder(tmp_path: Path) -> None:
     facts = provenance.model_facts(str(tmp_path))
     assert facts == {"name": tmp_path.name, "weight_bytes": 5}
     assert provenance.model_facts("org/name") == {"name": "name"}
+
+
+def test_model_facts_of_a_name_are_those_of_the_hubs_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    sizes = {"num_attention_heads": 4, "hidden_size": 64, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    asked: list[str] = []
+
+    def look(model: str, name: str) -> str:
+        asked.append(model)
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", look)
+    facts = provenance.model_facts("org/name", "bfloat16")
+    assert facts == {"name": "name", "kv_bytes_per_token": 2 * 2 * 64 * 2}
+    assert asked == ["org/name"]

@@ -52,6 +52,10 @@ def test_shipped_samples_go_by_name() -> None:
     assert len(load_source(config).trace) == 12
     with pytest.raises(DatasetError, match="sample:absent"):
         load_source(replace(config, dataset="sample:absent"))
+    talk = replace(BASE, workload="multi_turn", dataset="sample:conversations.json")
+    assert load_source(talk).conversations
+    with pytest.raises(DatasetError, match="sample:absent"):
+        load_source(replace(talk, dataset="sample:absent"))
 
 
 TRACE = [
@@ -121,7 +125,11 @@ def test_longbench_records_become_documents_with_questions(tmp_path: Path) -> No
         {"context": "A long text. " * 50, "input": f"What is {n}?", "answers": [f"answer {n}"]}
         for n in range(4)
     ]
-    (document,) = documents_of_records([*records, {"context": 3}, "noise"])
+    unscorable = [
+        {"context": "x", "input": "y?", "answers": answers}
+        for answers in (None, {"text": ["z"], "answer_start": [0]}, [1], 5)
+    ]
+    (document,) = documents_of_records([*records, {"context": 3}, "noise", *unscorable])
     assert [question.answers for question in document.questions] == [
         (f"answer {n}",) for n in range(4)
     ]
@@ -163,6 +171,15 @@ def test_a_trace_is_replayed_with_exactly_its_sharing(tmp_path: Path) -> None:
 def test_a_wrong_trace_line_is_refused(change: dict[str, Any], match: str) -> None:
     with pytest.raises(DatasetError, match=match):
         parse_trace([{**TRACE[0], **change}])
+
+
+def test_a_cut_off_trace_says_how_much_was_lost(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    lines = "\n".join(map(json.dumps, TRACE))
+    path.write_text(lines[:-20])
+    found = load_source(replace(BASE, workload="mooncake", dataset=str(path)))
+    assert len(found.trace) == 3
+    assert found.dropped_chars == len(json.dumps(TRACE[-1])) - 20
 
 
 def test_a_trace_needs_a_file(tmp_path: Path) -> None:
