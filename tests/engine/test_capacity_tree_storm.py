@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("sglang", reason="needs SGLang")
 
-from tests.helpers.storm import TreeEngine, TreeStorm
+from tests.helpers.storm import CHUNK, TreeEngine, TreeStorm
 from tests.helpers.tree_request import TreeRequest
 from vtoken_sglang.config import VTokenConfig
 
@@ -93,7 +93,8 @@ def storm(patch: pytest.MonkeyPatch, seed: int, page_size: int) -> TreeStorm:
     core = draw.choice(["rust", "python"])
     sim = TreeEngine(patch, config, page_size=page_size, pages=pages, core=core)
     promptness = draw.choice([0.05, 0.4])
-    run = TreeStorm(sim, draw, [], draw.choice(weather.ratios), promptness)
+    chunk = draw.choice([CHUNK, POOL_TOKENS])  # at most; or whole prompts
+    run = TreeStorm(sim, draw, [], draw.choice(weather.ratios), promptness, chunk=chunk)
     step = 0
     for number in range(REQUESTS):
         request = arrival(sim, draw, weather, number)

@@ -155,7 +155,6 @@ class TreeEngine(PrefixEngine):
                 wrapped = _around(pkgutil.resolve_name(seam.target), resolve_hook(seam))
                 monkeypatch.setattr(pkgutil.resolve_name(owner), name, wrapped)
         monkeypatch.setattr(schedule_batch, "release_req", lambda *, req, **_: self.retract(req))
-        self.scheduler.chunked_prefill_size = CHUNK
         self.scheduler.running_batch.batch_is_full = False
 
     def other_pages(self) -> np.ndarray:
@@ -199,6 +198,7 @@ class TreeStorm(Storm):
     seen after the next one was launched.
 
     Fields:
+        chunk: most tokens of a prefill.
         coming: requests that arrive later, with the step they arrive at, last one first.
         lengths: tokens that each request generates before it stops.
         happened: what the storm came across, so that a test cannot pass by missing it.
@@ -206,6 +206,7 @@ class TreeStorm(Storm):
         ending: requests whose last token was launched before this step.
     """
 
+    chunk: int = CHUNK
     coming: list[tuple[int, TreeRequest]] = field(default_factory=list)
     lengths: dict[str, int] = field(default_factory=dict)
     happened: Counter[str] = field(default_factory=Counter)
@@ -214,7 +215,7 @@ class TreeStorm(Storm):
 
     def __post_init__(self) -> None:
         scheduler = self.sim.scheduler
-        scheduler.waiting_queue = self.queue
+        scheduler.waiting_queue, scheduler.chunked_prefill_size = self.queue, self.chunk
         scheduler.is_fully_idle = lambda **_: not Storm.busy(self)
         scheduler._add_request_to_queue = self.requeue
         scheduler.abort_request = self.must_not_abort
@@ -250,7 +251,9 @@ class TreeStorm(Storm):
         batch.batch_is_full &= bool(sim.running)
         if chunked is None and (batch.batch_is_full or not self.queue):
             return []
-        adder = Adder(sim.page_size, sim.tree, sim.allocator, batch, self.ratio, 1 << 30, CHUNK)
+        adder = Adder(
+            sim.page_size, sim.tree, sim.allocator, batch, self.ratio, 1 << 30, self.chunk
+        )
         if chunked is not None:
             scheduler.chunked_req = adder.add_chunked_req(chunked)
             self.happened["chunks"] += 1
