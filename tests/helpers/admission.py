@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
 from tests.helpers.fake_engine import FakeEngine, FakeRequest
+from tests.helpers.prefix_engine import PrefixEngine
 from vtoken_sglang.engine import capacity_hooks
 from vtoken_sglang.engine.capacity_budget import FootprintBudget
 
+AnyEngine = FakeEngine | PrefixEngine
 TREE: Any = SimpleNamespace(supports_mamba=lambda: False, evictable_size=lambda: 0)
 
 
@@ -61,13 +64,26 @@ def ask(budget: Any, request: FakeRequest, *running: FakeRequest, chunk: int | N
     return fits
 
 
-def decode_step(sim: FakeEngine, requests: list[FakeRequest]) -> bool:
-    """`update_running_batch` up to its memory check: whether the step fits, relief included."""
-    size = sim.page_size
-    need = sum(r.kv.kv_committed_len % size == 0 for r in requests) * size
+def decode_step(sim: AnyEngine, requests: list[Any], over: Sequence[Any] = ()) -> bool:
+    """`update_running_batch` up to its memory check: whether the step fits, relief included.
+    `over`: further requests that run, whose last token is in flight."""
+    need = decode_need(sim, requests)
     batch = SimpleNamespace(reqs=requests, new_tokens_required_next_decode=lambda: need)
-    sim.scheduler._reqs_finishing_inflight = lambda _batch: []
+    sim.scheduler._reqs_finishing_inflight = lambda _batch: list(over)
     fits: bool = capacity_hooks.relieve_before_retraction(
-        lambda *_: sim.allocator.available_size() >= need, sim.scheduler, batch
+        lambda *_: step_fits(sim, requests), sim.scheduler, batch
     )
     return fits
+
+
+def step_fits(sim: AnyEngine, requests: list[Any]) -> bool:
+    """`check_decode_mem`, asked again after each retraction: the tree gives up what it can."""
+    fits: bool = sim.allocator.check_decode_capacity(
+        num_tokens=decode_need(sim, requests), tree_cache=sim.scheduler.tree_cache
+    )
+    return fits
+
+
+def decode_need(sim: AnyEngine, requests: list[Any]) -> int:
+    """`new_tokens_required_next_decode`."""
+    return sum(r.kv.kv_committed_len % sim.page_size == 0 for r in requests) * sim.page_size

@@ -9,8 +9,7 @@ be in it, whoever computed or copied it.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
@@ -18,7 +17,6 @@ from zlib import crc32
 import numpy as np
 import pytest
 import torch
-from sglang.srt.managers.schedule_batch import ReqKvInfo
 from sglang.srt.managers.scheduler_components.pool_stats_observer import kv_private_tokens
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
@@ -30,59 +28,13 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from tests.helpers.fake_fence import ManualCopyEngine
+from tests.helpers.tree_request import TreeRequest
 from vtoken_sglang.config import VTokenConfig
 from vtoken_sglang.engine import runtime as runtime_module
 from vtoken_sglang.engine import scheduler_hooks
 from vtoken_sglang.engine.runtime import Runtime
 
 ROWS, WIDTH = 12, 512
-
-
-@dataclass(eq=False)
-class TreeRequest:
-    """What the tree and the runtime read and write of SGLang's `Req`.
-
-    Fields:
-        fresh: prefilled, its checkpoint still to come.
-        marks: K/V content by position, after one for the namespace.
-    """
-
-    rid: str
-    origin_input_ids: array[int]
-    sampling_params: Any
-    extra_key: str | None = None
-    cache_salt: str | None = None
-    output_ids: array[int] = field(default_factory=lambda: array("q"))
-    kv: ReqKvInfo = field(default_factory=ReqKvInfo)
-    lock: Any = None
-    last_node: Any = None
-    prefix_len: int = 0
-    cached_tokens: int = 0  # of the prompt, found in the tree at first
-    extend_end: int = 0
-    decode_batch_idx: int = 0
-    skip_radix_cache_insert: bool = False
-    ended: bool = False
-    fresh: bool = True
-    marks: list[int] = field(default_factory=list)
-    priority: int = 0
-    session: Any = None
-    session_id: Any = None
-    kv_rotation_base: Any = None
-    return_logprob: bool = False
-
-    def finished(self) -> bool:
-        return self.ended
-
-    @property
-    def tokens(self) -> array[int]:
-        return self.origin_input_ids + self.output_ids
-
-    @property
-    def full_untruncated_fill_ids(self) -> array[int]:
-        return self.tokens
-
-    def _compute_max_prefix_len(self, length: int) -> int:
-        return max(0, length - 1)
 
 
 class PrefixEngine:
@@ -153,12 +105,24 @@ class PrefixEngine:
         **options: Any,
     ) -> TreeRequest | None:
         """Queue a request, match, lock and compute its prompt; None if the pool is too full."""
-        parameters = SimpleNamespace(custom_params={"vtoken": options}, max_new_tokens=new_tokens)
+        request = self.queue(rid, prompt, new_tokens, extra_key, cache_salt, **options)
+        return request if self.enter(request) else None
+
+    def queue(
+        self,
+        rid: str,
+        prompt: Sequence[int],
+        new_tokens: int,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+        **options: Any,
+    ) -> TreeRequest:
+        """Queue a request with these options."""
+        parameters = SimpleNamespace(
+            custom_params={"vtoken": options}, max_new_tokens=new_tokens, ignore_eos=False
+        )
         request = TreeRequest(rid, array("q", prompt), parameters, extra_key, cache_salt)
         scheduler_hooks.keep_prompt_private(None, self.scheduler, request)
-        if not self.enter(request):
-            return None
-        request.cached_tokens = request.prefix_len
         return request
 
     def enter(self, request: TreeRequest) -> bool:
@@ -171,16 +135,25 @@ class PrefixEngine:
             self.tree.unlock(request.lock)
             request.lock, request.kv.cache_protected_len = None, 0
             return False
-        (row,) = self.rows.alloc_rows(1)
-        request.kv.req_pool_idx = row
-        matched = self.tree.path_device_indices(request.last_node)
-        self.rows.req_to_token[row, : request.prefix_len] = matched.to(torch.int32)
-        request.kv.kv_allocated_len = request.prefix_len
         request.extend_end = len(request.tokens)
-        self._extend(request, request.extend_end)
-        request.fresh = True
-        self.running.append(request)
+        self.prefill(request)
         return True
+
+    def prefill(self, request: TreeRequest) -> None:
+        """Compute what was matched, locked and found room, up to `extend_end`: all that is left,
+        after which the request decodes, or a chunk."""
+        kv = request.kv
+        if not kv.holds_kv:
+            (kv.req_pool_idx,) = self.rows.alloc_rows(1)
+            matched = self.tree.path_device_indices(request.last_node)
+            self.rows.req_to_token[kv.req_pool_idx, : request.prefix_len] = matched.to(torch.int32)
+            kv.kv_allocated_len = request.prefix_len
+            if not request.retracted_stain:
+                request.cached_tokens = request.prefix_len
+        self._extend(request, request.extend_end)
+        if request.extend_end == len(request.tokens):
+            request.fresh = True
+            self.running.append(request)
 
     def make_room(self, pages: int) -> bool:
         """Evict from the tree until `pages` pages are free; False if they cannot be."""
@@ -195,24 +168,32 @@ class PrefixEngine:
         retracted: list[TreeRequest] = []
         while not self.make_room(sum(len(r.tokens) % self.page_size == 0 for r in self.running)):
             retracted.append(self.retract(self.running[-1]))
-        for request in self.running:
+        self.decode(*self.running)
+        self.publish_fresh(self.running)
+        return retracted
+
+    def decode(self, *requests: TreeRequest) -> None:
+        """One decode step: one new token each."""
+        for request in requests:
             request.decode_batch_idx += 1
             token = crc32(f"{request.rid} {len(request.tokens)}".encode()) % 997
             request.output_ids.append(token)
             self._extend(request, len(request.tokens))
-        self.publish_fresh()
-        return retracted
 
-    def safe_point(self) -> None:
-        """Entry of `get_next_batch_to_run`."""
+    def safe_point(self, last: list[TreeRequest] | None = None) -> None:
+        """Entry of `get_next_batch_to_run`. `last`: requests of the last batch, if it was an
+        extend."""
         batch = self.scheduler.running_batch
         scheduler_hooks.before_schedule(
-            lambda *_, **__: None, self.scheduler, running_batch=batch, last_batch=batch
+            lambda *_, **__: None,
+            self.scheduler,
+            running_batch=batch,
+            last_batch=SimpleNamespace(reqs=last) if last else batch,
         )
 
-    def publish_fresh(self) -> None:
+    def publish_fresh(self, requests: Iterable[TreeRequest]) -> None:
         """The checkpoint after a prefill, when its result is processed: one decode is in flight."""
-        for request in self.running:
+        for request in requests:
             if request.fresh:
                 request.fresh = False
                 if not request.skip_radix_cache_insert:
@@ -222,7 +203,8 @@ class PrefixEngine:
         """SGLang's `release_kv_cache`, step by step."""
         kv = request.kv
         request.ended = True
-        self.running.remove(request)
+        if request in self.running:
+            self.running.remove(request)
         self.allocator.free_group_begin()
         if checkpoint and not request.skip_radix_cache_insert:
             self.tree.checkpoint(request, up_to=kv.kv_committed_len)
@@ -237,7 +219,8 @@ class PrefixEngine:
     def retract(self, request: TreeRequest) -> TreeRequest:
         """Release without publishing; the request may `enter` again later."""
         self.finish(request, checkpoint=False)
-        request.ended = False
+        request.ended = request.fresh = False
+        request.retracted_stain = True
         request.kv.cache_protected_len = request.kv.kv_committed_len = 0
         request.prefix_len = request.decode_batch_idx = 0
         request.last_node = None
@@ -312,10 +295,16 @@ class PrefixEngine:
 
     def accounted(self) -> int:
         """SGLang's check of a busy step; equals `total` unless something leaked."""
-        private = sum(kv_private_tokens(request.kv, self.page_size) for request in self.running)
+        private = sum(kv_private_tokens(request.kv, self.page_size) for request in self.owners())
         private, _ = scheduler_hooks.count_orphans((private, 0), None)
         tree = self.tree.evictable_size() + self.tree.protected_size()
         return int(self.allocator.available_size()) + int(tree) + int(private)
+
+    def owners(self) -> Iterator[TreeRequest]:
+        """Requests with a row."""
+        yield from self.running
+        if self.scheduler.chunked_req is not None:
+            yield self.scheduler.chunked_req
 
     def lock_counts(self) -> dict[int, int]:
         """Lock count by page id, from the nodes of the Python tree core."""

@@ -34,6 +34,8 @@ class Relief:
     """Makes room before a decode step. Scheduler thread only.
 
     `work(batch)` looks at the requests of a batch ahead of time, reclaims, and waits for copies.
+    `settle()` only waits for copies. That is done, and a chunk without room taken back, when not
+    `enabled`, too: SGLang knows of neither, and would end the last request for want of their pages.
     """
 
     def __init__(
@@ -43,10 +45,11 @@ class Relief:
         pool: AllocatorPagePool,
         statistics: Statistics,
         work: Callable[[Any], None],
+        settle: Callable[[], None],
         enabled: bool,
     ) -> None:
         self._scheduler, self._capacity, self._pool = scheduler, capacity, pool
-        self._statistics, self._work = statistics, work
+        self._statistics, self._work, self._settle = statistics, work, settle
         self._enabled = enabled
         self._idle_passes = 0
         self._gained_pages = 0
@@ -66,9 +69,15 @@ class Relief:
         Nothing was allocated since the safe point, and no forward was launched: rows may still
         change. Requests whose last token is in flight free their pages without us.
         """
-        if not self._enabled or self._scheduler._reqs_finishing_inflight(batch):
+        if self._scheduler._reqs_finishing_inflight(batch):
             return
         need = batch.new_tokens_required_next_decode()
+        if not self._enabled:
+            if not self._has(need):
+                self._settle()
+            if not self._has(need):
+                self._gives_up_chunk()
+            return
         if self._has(need):
             held_back = self._gained_pages * self._pool.page_size
             self._statistics.retractions_avoided += bool(need) and not self._has(need + held_back)

@@ -95,9 +95,9 @@ class Runtime:
             scheduler, config, self._resolve, self._tables, self._forks.waiting
         )
         self.lengths = Lengths(scheduler, self.capacity)
-        relieves = config.shortage == "relieve" and config.reclaims
+        looks = config.shortage == "relieve" and config.reclaims
         self.relief = Relief(
-            scheduler, self.capacity, self._pool, self.statistics, self._relieve, relieves
+            scheduler, self.capacity, self._pool, self.statistics, self._relieve, self.drain, looks
         )
 
     # -- the safe point -----------------------------------------------------------------------
