@@ -204,7 +204,7 @@ _SPECS: Final = (
         default="relieve",
         choices=("relieve", "retract"),
         help="when a decode step does not fit: evict ahead of the interval, reclaim and copy first "
-        "(relieve), or take requests back at once (retract)",
+        "(relieve), or wait for copies in flight at most, then take requests back (retract)",
     ),
     FlagSpec(
         name="copy",
