@@ -155,8 +155,16 @@ def _report(options: argparse.Namespace, _words: Sequence[str]) -> int:
 
         studies = [result for result in results if "study" in result]
         command = str(studies[-1]["command"]) if studies else ""
-        write_eval(options.figures, eval_document(studies, command), options.force)
+        figures.append(eval_document(studies, command))
+        write_eval(options.figures, figures[-1], options.force)
         print(f"Figures: {options.figures}")
+    if options.doc is not None:
+        from .doc_tables import doc_tables
+        from .markdown import fill_file
+
+        parts = [doc_tables(document) for document in figures]
+        fill_file(options.doc, {name: text for part in parts for name, text in part.items()})
+        print(f"Tables: {options.doc}")
     if options.png is not None:
         print(f"PNG files: {write_pngs(results, figures, options.png)} in {options.png}")
     return 0

@@ -77,6 +77,10 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--force", action="store_true", help="let --figures replace a larger measurement"
     )
+    report.add_argument(
+        "--doc", type=Path, metavar="FILE",
+        help="also write the tables of the figures files between the marks of this text",
+    )  # fmt: skip
     report.add_argument("--png", type=Path, metavar="DIR", help="also write the plots as PNG files")
     return top
 

@@ -65,19 +65,24 @@ def overview_table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def overview_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table as text: one block per study, the main columns."""
+def main_tables(rows: Sequence[Row]) -> dict[str, list[list[str]]]:
+    """The main columns, study by study: the head, then a line per arm."""
     kept = {"tokens/s", "TTFT p95, s", "e2e p95, s", "cached, %", "held/request, tokens"}
     kept |= {"repeats", "running", "forks", "recall, %", "agreement, %"}
     kept |= {label for label, _, _ in SHOWN_RATIOS}
-    blocks = []
+    found = {}
     for study in dict.fromkeys(str(row["study"]) for row in rows):
         table = overview_table([row for row in rows if row["study"] == study])
         at = [index for index, label in enumerate(table["head"]) if label in kept]
         lines = [["arm", *(table["head"][index] for index in at)]]
         lines += [[row["arm"], *(row["cells"][index] for index in at)] for row in table["rows"]]
-        blocks.append(f"{study}\n{aligned(lines)}")
-    return "\n\n".join(blocks)
+        found[study] = lines
+    return found
+
+
+def overview_text(rows: Sequence[Row]) -> str:
+    """The table as text: one block per study, the main columns."""
+    return "\n\n".join(f"{study}\n{aligned(lines)}" for study, lines in main_tables(rows).items())
 
 
 def _repeats(row: Row) -> str:

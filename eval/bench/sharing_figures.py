@@ -14,7 +14,7 @@ order, and summarised by their median.
   retained_ratio_auto_degree8    auto / none, tokens held per running request
   neighbour_mismatches           unpruned requests that answered otherwise after a pruned burst
                                  (`_long` likewise)
-  STRATEGY_METRIC_CELL           the grid
+  STRATEGY_METRIC_CELL           the grid; auto_vs_best_CELL, auto_vs_skip_CELL
   auto_vs_mask_pairs_CELL        grid "near": auto / mask, in turns on one server
 """
 
@@ -211,6 +211,7 @@ def figures_of(grid: Grid, runs: Sequence[dict[str, Any]], suffix: str = "") -> 
         best = min(against, key=lambda other: float(against[other]["value"]))
         entry = {**against[best], "unit": f"throughput, auto / {best}, {one.name}"}
         found[f"auto_vs_best_{one.name}"] = entry
+        found[f"auto_vs_skip_{one.name}"] = against["skip"]
         cpu = [figure(ratios(runs, one.name, "cpu_s", o, "auto"), "") for o in OTHERS]
         slowest = min(cpu, key=lambda found_one: float(found_one["value"]))
         found[f"auto_vs_best_cpu_{one.name}"] = {**slowest, "unit": "CPU time, best other / auto"}

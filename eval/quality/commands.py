@@ -12,6 +12,7 @@ from vtoken_sglang_eval import provenance
 from vtoken_sglang_eval.chat import ChatTokenizer, ModelTokenizer
 from vtoken_sglang_eval.errors import FiguresError
 from vtoken_sglang_eval.figures import read_figures, write_figures
+from vtoken_sglang_eval.markdown import fill_file
 from vtoken_sglang_eval.sharegpt import Dataset, find_dataset, load_dataset
 
 from vtoken_sglang.models import ensure_smollm2
@@ -288,9 +289,5 @@ def plots_command(chosen: argparse.Namespace, words: list[str]) -> bool:
     for path in plots.draw_all(document, chosen.out.parent):
         print(path.name)
     if chosen.doc is not None:
-        try:
-            text = chosen.doc.read_text("utf-8")
-            chosen.doc.write_text(tables.fill(text, document), "utf-8")
-        except OSError as error:
-            raise FiguresError(f"--doc {chosen.doc}: {error.strerror}") from error
+        fill_file(chosen.doc, tables.tables(document))
     return True

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
+
+from vtoken_sglang_eval.markdown import table
 
 from .cells import KEEPS, policy_names
 from .peer import PRESSES
@@ -35,20 +36,6 @@ def _image(metric: str) -> str:
     return f"\n\n![{metric}](results/policies_{metric}.png)"
 
 
-def fill(text: str, document: Mapping[str, Any]) -> str:
-    """`text` with every table between `<!-- NAME -->` and `<!-- end -->` replaced."""
-    for name, table in tables(document).items():
-        pattern = rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)"
-        escaped = table.replace("\\", r"\\")
-        text = re.sub(pattern, f"{escaped}\n", text, flags=re.DOTALL)
-    return text
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def _names(policy: str) -> list[str]:
     return [f"{policy}_keep{round(100 * keep)}" for keep in KEEPS]
 
@@ -72,7 +59,7 @@ def _perplexity(figures: Mapping[str, Any]) -> str:
         f"Perplexity over full attention's, which is {full['value']:.1f}, on "
         f"{full['spread']['texts']:.0f} texts: geometric mean, in brackets the middle half of them."
     )
-    return f"{title}\n\n{_table(head, rows)}"
+    return f"{title}\n\n{table(head, rows)}"
 
 
 def _questions(figures: Mapping[str, Any]) -> str:
@@ -95,7 +82,7 @@ def _questions(figures: Mapping[str, Any]) -> str:
         if f"{kind}_after_full" in figures
     )
     keeps = " / ".join(f"{keep:g}" for keep in KEEPS)
-    return f"Percent right at keep {keeps}; questions: {counts}.\n\n{_table(head, rows)}"
+    return f"Percent right at keep {keeps}; questions: {counts}.\n\n{table(head, rows)}"
 
 
 def _percent(figure: Mapping[str, Any]) -> str:
@@ -124,7 +111,7 @@ def _kvpress(figures: Mapping[str, Any]) -> str:
     full = figures["kvpress_gap_full"]["spread"]
     needles = figures.get("once_needle_ours_full", {"spread": {"count": 0}})["spread"]
     counts = f"{full['texts']:.0f} texts, {needles['count']:.0f} needles."
-    return f"{counts}\n\n{_table(head, rows)}"
+    return f"{counts}\n\n{table(head, rows)}"
 
 
 def _served(figures: Mapping[str, Any]) -> str:
@@ -150,4 +137,4 @@ def _seeds(figures: Mapping[str, Any]) -> str:
         switched = [figures[f"seed_scores_{switch}_recall_{cell}"] for switch in ("on", "off")]
         count = switched[0]["spread"]["count"]
         rows.append([cell, *map(_percent, switched), f"{count:.0f}"])
-    return _table(["policy", "handed on, percent right", "not", "questions"], rows)
+    return table(["policy", "handed on, percent right", "not", "questions"], rows)

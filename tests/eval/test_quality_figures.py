@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from vtoken_sglang_eval.errors import DatasetError, ResultsError
+from vtoken_sglang_eval.markdown import fill
 from vtoken_sglang_eval.quality import peer, perplexity, plots, questions, seeds, served, tables
 from vtoken_sglang_eval.quality.__main__ import main
 from vtoken_sglang_eval.quality.cells import FULL, KEEPS, Cell, grid, policy_names
@@ -281,18 +282,9 @@ def test_tables_are_filled_in_between_their_marks() -> None:
     items = peer.items_of([list(range(perplexity.PROMPT + 5))] * 2, [needle()], TOKENIZER)
     document = {"figures": peer.figures(peer_rows(items), items)}
     text = "a\n<!-- kvpress -->\nold\n<!-- end -->\nb\n<!-- served -->\nstays\n<!-- end -->\n"
-    once = tables.fill(text, document)
+    once = fill(text, tables.tables(document))
     assert "old" not in once
     assert "stays" in once
     assert "| h2o | " in once
     assert once.startswith("a\n<!-- kvpress -->\n2 texts, 1 needles.\n\n| policy |")
-    assert tables.fill(once, document) == once
-
-
-RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results" / "policies.json"
-
-
-@pytest.mark.skipif(not RESULTS.exists(), reason="no figures were measured yet")
-def test_the_text_shows_the_committed_figures() -> None:
-    text = RESULTS.parents[1].joinpath("quality.md").read_text("utf-8")
-    assert tables.fill(text, json.loads(RESULTS.read_text("utf-8"))) == text
+    assert fill(once, tables.tables(document)) == once

@@ -1,0 +1,44 @@
+"""Markdown tables, and filling them into a text between marks.
+
+<!-- NAME -->
+whatever stands here is replaced
+<!-- end -->
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from .errors import FiguresError
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table, one line per row."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def fill(text: str, parts: Mapping[str, str]) -> str:
+    """`text` with what stands between the mark of each part and the next end replaced."""
+    for name, part in parts.items():
+        pattern = rf"(?<=<!-- {re.escape(name)} -->\n).*?(?=<!-- end -->)"
+        escaped = part.replace("\\", r"\\")
+        text = re.sub(pattern, f"{escaped}\n", text, flags=re.DOTALL)
+    return text
+
+
+def fill_file(path: Path, parts: Mapping[str, str]) -> None:
+    """`fill` a file in place.
+
+    Raises:
+        FiguresError: it cannot be read or written, or has a mark of none of the parts.
+    """
+    try:
+        text = path.read_text("utf-8")
+        if not any(f"<!-- {name} -->\n" in text for name in parts):
+            raise FiguresError(f"--doc {path}: has no mark among {', '.join(sorted(parts))}")
+        path.write_text(fill(text, parts), "utf-8")
+    except OSError as error:
+        raise FiguresError(f"--doc {path}: {error.strerror}") from error
