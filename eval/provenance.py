@@ -171,6 +171,17 @@ def cached_folder(model: str, fetch: bool) -> Path:
     return Path(model)
 
 
+def figures_head(module: str, words: Sequence[str], device: str = "cpu") -> dict[str, Any]:
+    """Who measured the figures of a file: the command (`python -m module words`), commit, machine
+    and versions."""
+    return {
+        "command": portable_command(["python", "-m", module, *words]),
+        "commit": git_commit(),
+        "device": device_label(machine(device)),
+        "versions": versions(),
+    }
+
+
 def origin(device: str) -> dict[str, Any]:
     """Everything above about this moment: versions, patch series, commit, machine."""
     return {

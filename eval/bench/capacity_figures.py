@@ -57,6 +57,7 @@ from vtoken_sglang_eval.bench.capacity_parts import (
     within,
 )
 from vtoken_sglang_eval.bench.capacity_runs import PAGE_SIZE, SHAPES, Load
+from vtoken_sglang_eval.bench.raw_lines import read_lines
 from vtoken_sglang_eval.errors import FiguresError
 from vtoken_sglang_eval.figures import write_figures
 from vtoken_sglang_eval.metrics import figure
@@ -169,12 +170,6 @@ def sla_ratios(at: dict[tuple[str, int], dict[str, Any]], repeats: Sequence[int]
 # -- the command ------------------------------------------------------------------------------
 
 
-def read_lines(raw: Path) -> list[dict[str, Any]]:
-    if not raw.exists():
-        return []
-    return [json.loads(line) for line in raw.read_text(encoding="utf-8").splitlines()]
-
-
 def complete_repeats(lines: Sequence[dict[str, Any]]) -> list[int]:
     """Repeats of which every part is there."""
     names = {part.name for part in all_parts()}
@@ -187,10 +182,7 @@ def complete_repeats(lines: Sequence[dict[str, Any]]) -> list[int]:
 def document_of(words: Sequence[str], model: str, seed: int, lines: Any, repeats: Any) -> Any:
     return {
         "topic": "capacity",
-        "command": provenance.portable_command(["python", "-m", MODULE, *words]),
-        "commit": provenance.git_commit(),
-        "device": provenance.device_label(provenance.machine("cpu")),
-        "versions": provenance.versions(),
+        **provenance.figures_head(MODULE, words),
         "settings": {
             "model": provenance.model_facts(model)["name"],
             "dtype": "float32",

@@ -23,13 +23,7 @@ import torch
 from vtoken_sglang_eval.bench.core_simulation import OUTPUT, POLICIES, PROMPT, Requests, simulate
 from vtoken_sglang_eval.figures import write_figures
 from vtoken_sglang_eval.metrics import figure
-from vtoken_sglang_eval.provenance import (
-    device_label,
-    git_commit,
-    machine,
-    portable_command,
-    versions,
-)
+from vtoken_sglang_eval.provenance import figures_head
 
 from vtoken_sglang.core.settings import ReclaimSettings
 from vtoken_sglang.kernels.copy_slots import copy_slots
@@ -205,12 +199,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if words is None else list(words)
     document = {
         "topic": "core_bench",
-        "command": portable_command(
-            ["python", "-m", "vtoken_sglang_eval.bench.core_bench", *arguments]
-        ),
-        "commit": git_commit(),
-        "device": device_label(machine("cpu")),
-        "versions": versions(),
+        **figures_head("vtoken_sglang_eval.bench.core_bench", arguments),
         "settings": settings,
         "repeats": chosen.repeats,
         "figures": figures,

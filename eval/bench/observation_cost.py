@@ -124,10 +124,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 print(f"{name:14} {key:24} median {1000 * statistics.median(seconds):9.2f} ms")
         document = {
             "topic": "policies",
-            "command": provenance.portable_command(["python", "-m", MODULE, *arguments]),
-            "commit": provenance.git_commit(),
-            "device": provenance.device_label(provenance.machine(chosen.device)),
-            "versions": provenance.versions(),
+            **provenance.figures_head(MODULE, arguments, chosen.device),
             "settings": {
                 "model": provenance.model_facts(model)["name"],
                 "policy": OBSERVED,

@@ -187,10 +187,7 @@ def main(words: Sequence[str] | None = None) -> int:
         figures = figures_of(measure(model, prompts))
         document = {
             "topic": "policies",
-            "command": provenance.portable_command(["python", "-m", MODULE, *arguments]),
-            "commit": provenance.git_commit(),
-            "device": provenance.device_label(provenance.machine("cpu")),
-            "versions": provenance.versions(),
+            **provenance.figures_head(MODULE, arguments),
             "settings": {
                 "model": provenance.model_facts(model)["name"],
                 "requests": len(prompts),

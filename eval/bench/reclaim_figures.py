@@ -223,10 +223,7 @@ def document_of(words: Sequence[str], chosen: Any, settings: Any, figures: Figur
     module = "vtoken_sglang_eval.bench.reclaim_figures"
     return {
         "topic": "core",
-        "command": provenance.portable_command(["python", "-m", module, *words]),
-        "commit": provenance.git_commit(),
-        "device": provenance.device_label(provenance.machine("cpu")),
-        "versions": provenance.versions(),
+        **provenance.figures_head(module, words),
         "settings": settings,
         "repeats": chosen.repeats,
         "figures": figures,

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from vtoken_sglang_eval import provenance
+from vtoken_sglang_eval.bench.raw_lines import read_lines
 from vtoken_sglang_eval.bench.sharing_runs import ANSWER, STRATEGIES, TAIL, Cell, SharingClient
 from vtoken_sglang_eval.errors import FiguresError
 from vtoken_sglang_eval.figures import write_figures
@@ -160,17 +161,14 @@ def _run_cells(client: SharingClient, grid: Grid, repeat: int, seed: int, raw: P
 
 def read_runs(raw: Path, strategies: int) -> list[dict[str, Any]]:
     """Every run whose cell has all `strategies` in that repeat: one may have been cut short."""
-    runs = [json.loads(line) for line in raw.read_text(encoding="utf-8").splitlines()]
+    runs = read_lines(raw)
     seen = Counter((run["repeat"], run["cell"]) for run in runs)
     return [run for run in runs if seen[run["repeat"], run["cell"]] == strategies]
 
 
 def next_repeat(raw: Path) -> int:
     """Number of the next repeat; one that was cut short counts."""
-    if not raw.exists():
-        return 0
-    lines = raw.read_text(encoding="utf-8").splitlines()
-    return 1 + max((json.loads(line)["repeat"] for line in lines), default=-1)
+    return 1 + max((line["repeat"] for line in read_lines(raw)), default=-1)
 
 
 def repeats_of(grid: Grid, runs: Sequence[dict[str, Any]]) -> int:
@@ -279,10 +277,7 @@ def main(words: Sequence[str] | None = None) -> int:
     figures = figures_of(grid, runs, "" if grid.by_degree else f"_{chosen.grid}")
     document = {
         "topic": "cow",
-        "command": provenance.portable_command(["python", "-m", MODULE, *arguments]),
-        "commit": provenance.git_commit(),
-        "device": provenance.device_label(provenance.machine("cpu")),
-        "versions": provenance.versions(),
+        **provenance.figures_head(MODULE, arguments),
         "settings": {
             "model": provenance.model_facts(model)["name"],
             "dtype": "float32",

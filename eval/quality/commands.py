@@ -107,10 +107,7 @@ def write(
     """Merge one command's figures into --out and draw the plots beside it."""
     document = {
         "topic": "policies",
-        "command": provenance.portable_command(["python", "-m", MODULE, *words]),
-        "commit": provenance.git_commit(),
-        "device": provenance.device_label(provenance.machine("cpu")),
-        "versions": provenance.versions(),
+        **provenance.figures_head(MODULE, words),
         "settings": {**settings, "patch_series": provenance.patch_series_hash()},
         "repeats": 1,
         "figures": figures,

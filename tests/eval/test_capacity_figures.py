@@ -131,3 +131,11 @@ def test_parts_that_are_there_are_not_measured_again(
         8 / 3, abs=0.01
     )
     assert "no repeat is complete" in capsys.readouterr().out
+
+
+def test_a_line_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    raw = tmp_path / "raw.jsonl"
+    raw.write_text(json.dumps(lines(0)[0]) + '\n{"part": "fron')
+    words = ["--out", str(tmp_path / "out.json"), "--raw", str(raw), "--list", "--model", "m"]
+    with pytest.raises(FiguresError, match=r"raw.jsonl: line 2 is cut off; delete it"):
+        main(words)
