@@ -119,7 +119,8 @@ def _ratio(figure: Mapping[str, Any]) -> str:
 
 def _capacity(document: Mapping[str, Any]) -> dict[str, str]:
     figures, pools = document["figures"], document["settings"]["pools"]
-    cases = [(workload, pool) for workload, sizes in pools.items() for pool in sizes]
+    cases = [(workload, pool) for workload in sorted(pools, reverse=True)
+             for pool in sorted(pools[workload], key=pools[workload].__getitem__)]  # fmt: skip
 
     def rows(cells: Any) -> list[list[str]]:
         return [
@@ -128,8 +129,8 @@ def _capacity(document: Mapping[str, Any]) -> dict[str, str]:
             for workload, pool in cases
         ]  # fmt: skip
 
-    def counts(name: str, case: str) -> list[str]:
-        return [f"{figures[f'{arm}_{name}_{case}']['value']:.0f}" for arm in CAPACITY_ARMS]
+    def counts(name: str, case: str, form: str = "{:.0f}") -> list[str]:
+        return [form.format(figures[f"{arm}_{name}_{case}"]["value"]) for arm in CAPACITY_ARMS]
 
     def frontier(case: str) -> list[str]:
         ratio = figures[f"frontier_ratio_{case}"]["value"]
@@ -151,7 +152,9 @@ def _capacity(document: Mapping[str, Any]) -> dict[str, str]:
         ),
         "retracting": table(head, rows(retracting)),
         "latency frontier": table(head, rows(lambda case: counts("latency_frontier", case))),
-        "burst throughput": table(head, rows(lambda case: counts("burst_throughput", case))),
+        "burst throughput": table(
+            head, rows(lambda case: counts("burst_throughput", case, "{:.1f}"))
+        ),
         "sla": table(
             ["policy", "throughput within the limit, auto / native"],
             [[f"`{name.removeprefix('sla_throughput_ratio_')}`", f"{figures[name]['value']:.2f}"]

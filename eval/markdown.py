@@ -25,7 +25,8 @@ def fill(text: str, parts: Mapping[str, str]) -> str:
     for name, part in parts.items():
         pattern = rf"(?<=<!-- {re.escape(name)} -->\n).*?(?=<!-- end -->)"
         escaped = part.replace("\\", r"\\")
-        text = re.sub(pattern, f"{escaped}\n", text, flags=re.DOTALL)
+        # Once: behind an empty match the next one would reach to another mark's end.
+        text = re.sub(pattern, f"{escaped}\n", text, count=1, flags=re.DOTALL)
     return text
 
 

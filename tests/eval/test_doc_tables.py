@@ -40,6 +40,8 @@ def test_a_mark_is_filled_and_the_rest_stays() -> None:
     once = fill(text, {"one": "new \\1"})
     assert once == text.replace("old", "new \\1")
     assert fill(once, {"one": "new \\1"}) == once
+    empty = text.replace("old\n", "")
+    assert fill(empty, {"one": "new \\1"}) == once
     assert table(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
 
 
