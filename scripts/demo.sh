@@ -16,5 +16,5 @@ step "text: ShareGPT conversations, 125 MB" "5 s the first time" \
     "$BIN/python" -m vtoken_sglang.models sharegpt
 step "apply our patches to the SGLang of this environment" "2 s" apply_patches
 step "cache bytecode of SGLang" "45 s the first time" cache_bytecode
-step "serve each arm, run the workload on it" "7-8 min" \
+step "serve each arm, run the workload on it" "5-8 min" \
     "$BIN/vtoken-sglang" eval quick "$@"
