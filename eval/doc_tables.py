@@ -9,6 +9,7 @@ from typing import Any, Final
 from .findings import findings
 from .markdown import table
 from .overview import main_tables
+from .table import ranged
 
 Figures = Mapping[str, Mapping[str, Any]]
 STRATEGIES: Final = ("none", "skip", "mask", "cow", "auto")
@@ -41,27 +42,43 @@ def _sharing(figures: Figures) -> dict[str, str]:
     )
     short = [cell for cell in cells if cell[0] < LONG]
     long = [cell for cell in cells if cell[0] >= LONG]
-    found = {
-        "throughput": table(
-            [CELL_HEAD, *STRATEGIES, "auto / skip", "auto / best of the others"],
-            [
-                [_label(cell), *_each(figures, "throughput", cell[-1], "{:.2f}"),
-                 _ratio(figures[f"auto_vs_skip_{cell[-1]}"]), _best(figures, cell[-1])]
-                for cell in short
-            ],
-        ),
-        "held": table(
-            [CELL_HEAD, *STRATEGIES],
-            [
-                [_label(cell), *(
-                    f"{_value(figures, s, 'used_each', cell[-1]):.0f}; "
-                    f"{_value(figures, s, 'running_mean', cell[-1]):.1f}"
-                    for s in STRATEGIES
-                )]
-                for cell in short
-            ],
-        ),
-        "long": table(
+    found: dict[str, str] = {}
+    if short:
+        found |= {
+            "throughput": table(
+                [CELL_HEAD, *STRATEGIES, "auto / skip", "auto / best of the others"],
+                [
+                    [_label(cell), *_each(figures, "throughput", cell[-1], "{:.2f}"),
+                     _ratio(figures[f"auto_vs_skip_{cell[-1]}"]), _best(figures, cell[-1])]
+                    for cell in short
+                ],
+            ),
+            "held": table(
+                [CELL_HEAD, *STRATEGIES],
+                [
+                    [_label(cell), *(
+                        f"{_value(figures, s, 'used_each', cell[-1]):.0f}; "
+                        f"{_value(figures, s, 'running_mean', cell[-1]):.1f}"
+                        for s in STRATEGIES
+                    )]
+                    for cell in short
+                ],
+            ),
+            "by degree": table(
+                ["requests per prefix", "throughput, auto / skip",
+                 "tokens held per running request: nothing evicted, skip, auto"],
+                [
+                    [str(cell[2]), _ratio(figures[f"auto_vs_skip_{cell[-1]}"]), ", ".join(
+                        f"{_value(figures, s, 'used_each', cell[-1]):.0f}"
+                        for s in ("none", "skip", "auto")
+                    )]
+                    for cell in short
+                    if cell[0] == 512 and cell[1] == 30
+                ],
+            ),
+        }  # fmt: skip
+    if long:
+        found["long"] = table(
             ["prefix", *STRATEGIES, "auto / skip", f"tokens held: {', '.join(STRATEGIES)}"],
             [
                 [str(cell[0]), *_each(figures, "throughput", cell[-1], "{:.2f}"),
@@ -69,24 +86,7 @@ def _sharing(figures: Figures) -> dict[str, str]:
                  ", ".join(_each(figures, "used_each", cell[-1], "{:.0f}"))]
                 for cell in long
             ],
-        ),
-        "by degree": table(
-            ["requests per prefix", "throughput, auto / skip",
-             "tokens held per running request: nothing evicted, skip, auto"],
-            [
-                [str(cell[2]), _ratio(figures[f"auto_vs_skip_{cell[-1]}"]), ", ".join(
-                    f"{_value(figures, s, 'used_each', cell[-1]):.0f}"
-                    for s in ("none", "skip", "auto")
-                )]
-                for cell in short
-                if cell[0] == 512 and cell[1] == 30
-            ],
-        ),
-    }  # fmt: skip
-    if not short:
-        del found["throughput"], found["held"], found["by degree"]
-    if not long:
-        del found["long"]
+        )  # fmt: skip
     return found
 
 
@@ -110,8 +110,7 @@ def _best(figures: Figures, cell: str) -> str:
 
 
 def _ratio(figure: Mapping[str, Any]) -> str:
-    spread = figure["spread"]
-    return f"{figure['value']:.2f} [{spread['min']:.2f}, {spread['max']:.2f}]"
+    return ranged({**figure["spread"], "median": figure["value"]})
 
 
 # -- capacity ---------------------------------------------------------------------------------

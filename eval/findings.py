@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .table import number
+from .table import number, ranged
 
 Row = Mapping[str, Any]
 THROUGHPUT, HELD, CPU = "output_tokens_per_s", "used_tokens_per_request", "server_cpu_ms_per_token"
@@ -93,7 +93,7 @@ def _against(
             kind = "more"
         elif ratio["max"] < 1:
             kind = "fewer"
-        groups[kind].append(f"{row['study']} {_range(ratio)}")
+        groups[kind].append(f"{row['study']} {ranged(ratio)}")
     if not compared:
         return []
     lines = [
@@ -121,7 +121,7 @@ def _best_that_repacks(rows: Sequence[Row]) -> list[str]:
         ]
         if others:
             best = max(others, key=lambda other: _median(other, THROUGHPUT) or 0.0)["arm"]
-            parts.append(f"{row['study']} {_range(row['ratios'][best][THROUGHPUT])} of {best}'s")
+            parts.append(f"{row['study']} {ranged(row['ratios'][best][THROUGHPUT])} of {best}'s")
     text = "p1-never: tokens per second against the best that repacks, by its median"
     return [f"{text}: {'; '.join(parts)}."] if parts else []
 
@@ -130,7 +130,7 @@ def _held(rows: Sequence[Row], arms: Sequence[str], reference: str) -> list[str]
     lines = []
     for arm in arms:
         parts = [
-            f"{row['study']} {_range(row['ratios'][reference][HELD])}"
+            f"{row['study']} {ranged(row['ratios'][reference][HELD])}"
             for row in _of(rows, arm)
             if HELD in row["ratios"].get(reference, {})
         ]
@@ -143,7 +143,7 @@ def _memory(rows: Sequence[Row]) -> list[str]:
     lines = []
     for row in _of(rows, "auto"):
         found = [
-            f"{_range(row['ratios'][reference][HELD])} of {reference}'s"
+            f"{ranged(row['ratios'][reference][HELD])} of {reference}'s"
             for reference in ("naive", "skip")
             if HELD in row["ratios"].get(reference, {})
         ]
@@ -169,7 +169,7 @@ def _cost(rows: Sequence[Row]) -> list[str]:
             parts.append(text)
         cpu = row["ratios"].get("skip", {}).get(CPU)
         if cpu is not None:
-            parts.append(f"server CPU per token {_range(cpu)} of skip's")
+            parts.append(f"server CPU per token {ranged(cpu)} of skip's")
         parts += _quality(rows, row)
         if parts:
             lines.append(f"{row['study']}: {', '.join(parts)}.")
@@ -197,7 +197,3 @@ def _quality(rows: Sequence[Row], row: Row) -> list[str]:
 def _median(row: Row, name: str) -> float | None:
     figure = row["figures"].get(name)
     return None if figure is None else float(figure["median"])
-
-
-def _range(ratio: Mapping[str, float]) -> str:
-    return f"{ratio['median']:.2f} [{ratio['min']:.2f}, {ratio['max']:.2f}]"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from .table import aligned, number
+from .table import aligned, number, ranged
 
 Row = Mapping[str, Any]
 # column -> (figure, factor); a figure of the row, as median
@@ -105,6 +105,4 @@ def _median(row: Mapping[str, Any], name: str, factor: float) -> str:
 
 def _ratio(row: Mapping[str, Any], reference: str, name: str) -> str:
     ratio = row["ratios"].get(reference, {}).get(name)
-    if ratio is None:
-        return "-"
-    return f"{ratio['median']:.2f} [{ratio['min']:.2f}, {ratio['max']:.2f}]"
+    return "-" if ratio is None else ranged(ratio)

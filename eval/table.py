@@ -96,7 +96,13 @@ def _median(figure: Mapping[str, float] | None, factor: float) -> str:
 def _ratio(ratio: Mapping[str, float] | None) -> str:
     if ratio is None:
         return "-"
-    return f"{ratio['median']:.3f} [{ratio['min']:.3f}, {ratio['max']:.3f}]"
+    return ranged(ratio, 3)
+
+
+def ranged(ratio: Mapping[str, float], digits: int = 2) -> str:
+    """A ratio over repeats: median [least, most]."""
+    median, least, most = (f"{ratio[key]:.{digits}f}" for key in ("median", "min", "max"))
+    return f"{median} [{least}, {most}]"
 
 
 def warning_lines(result: Mapping[str, Any]) -> list[str]:

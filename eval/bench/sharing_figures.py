@@ -224,9 +224,8 @@ def figures_of(grid: Grid, runs: Sequence[dict[str, Any]], suffix: str = "") -> 
     found[f"auto_vs_best_min{suffix}"] = least
     for degree, one in zip(DEGREES if grid.by_degree else (), grid.cells, strict=False):
         name = one.name
-        found[f"auto_vs_skip_degree{degree}"] = figure(
-            ratios(runs, name, "throughput", "auto", "skip"), "throughput, auto / skip"
-        )
+        unit = "throughput, auto / skip"
+        found[f"auto_vs_skip_degree{degree}"] = {**found[f"auto_vs_skip_{name}"], "unit": unit}
         for ours in ("skip", "mask", "cow", "auto"):
             found[f"retained_ratio_{ours}_degree{degree}"] = figure(
                 ratios(runs, name, "used_each", ours, "none"),
