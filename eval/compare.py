@@ -43,6 +43,7 @@ FIGURES: dict[str, tuple[str, str, bool | None]] = {
     "cached_share": ("prompt tokens served from cache", "share", None),
     "retractions": ("retractions", "", None),
     "killed_tokens": ("tokens evicted", "tokens", None),
+    "early_looks": ("looks ahead of the interval, the pool being short", "", None),
     "freed_tokens": ("pages given back early, in tokens", "tokens", None),
     "freed_pages": ("pages given back early (p1: of one token)", "", None),
     "copied_bytes": ("K and V copied", "bytes", None),
@@ -124,8 +125,9 @@ def check_tokens(runs: Sequence[Run], reference: str) -> list[dict[str, Any]]:
 
     Returns:
         One entry per arm: `reference`, `requests` compared, `different` outputs, `mismatched`
-        outputs to equal prompts, `first` mismatch as {repeat, session, turn, index}, and
-        `self_consistent`: whether all repeats of the arm gave the same output hash.
+        outputs to equal prompts, `first` mismatch as {repeat, session, turn, index},
+        `self_consistent`: whether all repeats of the arm gave the same output hash, and
+        `evictions` (see `_evictions`).
     """
     present = arm_names(runs)
     entries = []
@@ -139,6 +141,14 @@ def check_tokens(runs: Sequence[Run], reference: str) -> list[dict[str, Any]]:
     return entries
 
 
+def same_kills(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of the entries of `check_tokens`, those of arms that should evict what another does."""
+    return [
+        entry for entry in entries
+        if entry["arm"] in ARMS and ARMS[entry["arm"]].same_tokens_as == entry["reference"]
+    ]  # fmt: skip
+
+
 def _check_arm(runs: Sequence[Run], arm: str, reference: str) -> dict[str, Any]:
     ours, theirs = runs_of(runs, arm), runs_of(runs, reference)
     entry: dict[str, Any] = {
@@ -149,6 +159,7 @@ def _check_arm(runs: Sequence[Run], arm: str, reference: str) -> dict[str, Any]:
         "mismatched": 0,
         "first": None,
         "self_consistent": len({run["summary"]["output_sha256"] for run in ours.values()}) == 1,
+        "evictions": _evictions(ours, theirs),
     }
     for repeat in sorted(ours.keys() & theirs.keys()):
         expected = {(r["session"], r["turn"]): r for r in theirs[repeat]["requests"]}
@@ -172,6 +183,22 @@ def _check_arm(runs: Sequence[Run], arm: str, reference: str) -> dict[str, Any]:
                     "index": first_difference(got, want),
                 }
     return entry
+
+
+def _evictions(ours: Mapping[int, Run], theirs: Mapping[int, Run]) -> dict[str, int]:
+    """Whether two arms could evict the same tokens, summed over the repeats that both have:
+    `killed` and `reference_killed`, and `early_looks` of both, for a policy that is asked ahead of
+    the interval, because the pool is short, sees another request than one asked on time. A count
+    that no server told is left out."""
+    both = ours.keys() & theirs.keys()
+    counted = {
+        "killed": [ours[repeat]["summary"].get("killed_tokens") for repeat in both],
+        "reference_killed": [theirs[repeat]["summary"].get("killed_tokens") for repeat in both],
+        "early_looks": [
+            runs[repeat]["summary"].get("early_looks") for repeat in both for runs in (ours, theirs)
+        ],
+    }
+    return {name: sum(values) for name, values in counted.items() if values and None not in values}
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int:

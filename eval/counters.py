@@ -93,7 +93,7 @@ def totals(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) ->
         name: int(after.get(name, 0)) - int(before.get(name, 0))
         for name in (
             "pruned_requests", "killed_tokens", "freed_pages", "taken_pages", "moved_tokens",
-            "repacks", "dropped_plans",
+            "repacks", "dropped_plans", "early_looks", "parked_chunks",
         )
     }  # fmt: skip
     forks = int(after["forks"]["committed"]) - int(before["forks"]["committed"])

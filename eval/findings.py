@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .table import number, ranged
+from .table import difference, number, ranged
 
 Row = Mapping[str, Any]
 THROUGHPUT, HELD, CPU = "output_tokens_per_s", "used_tokens_per_request", "server_cpu_ms_per_token"
@@ -52,6 +52,7 @@ def findings(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
             _against(rows, "publish-never", "auto"),
         ),
         ("What if the scheduler waits for every copy?", _against(rows, "reclaim-sync", "auto")),
+        ("Do arms that should evict the same tokens answer alike?", _alike(rows)),
     ]
     return [(question, answer) for question, answer in answers if answer]
 
@@ -174,6 +175,26 @@ def _cost(rows: Sequence[Row]) -> list[str]:
         if parts:
             lines.append(f"{row['study']}: {', '.join(parts)}.")
     return lines
+
+
+def _alike(rows: Sequence[Row]) -> list[str]:
+    """Answers against those of the arm with the same kills; one line for all that are equal."""
+    equal: dict[tuple[str, str], list[str]] = {}
+    lines = []
+    for row in rows:
+        found = row.get("same_kills")
+        if not found or not found["requests"]:
+            continue
+        if not found["different"]:
+            label = f"{row['study']} {found['requests']}"
+            equal.setdefault((row["arm"], found["reference"]), []).append(label)
+            continue
+        lines.append(f"{row['study']}: {row['arm']}: {difference(found, found['reference'])}")
+    same = [
+        f"{arm}: all answers equal {reference}'s: {'; '.join(studies)}."
+        for (arm, reference), studies in equal.items()
+    ]
+    return same + lines
 
 
 def _quality(rows: Sequence[Row], row: Row) -> list[str]:

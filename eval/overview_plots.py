@@ -38,6 +38,33 @@ def arm_bars(rows: Sequence[Row], figure_name: str, label: str, factor: float = 
 
 
 @styled
+def study_dots(rows: Sequence[Row], arms: Sequence[str], reference: str, name: str) -> Figure:
+    """A line per study: the ratio of each arm to the reference, a dot at its median in a line from
+    least to most of the repeats."""
+    studies = list(dict.fromkeys(str(row["study"]) for row in rows))[::-1]
+    shown = [row for row in rows if row["arm"] in arms and name in row["ratios"].get(reference, {})]
+    figure, axes = new_figure((SIZE[0], 0.9 + 0.1 * (len(arms) + 2) * max(2, len(studies))))
+    colour = colours(arms)
+    for row in shown:
+        ratio, arm = row["ratios"][reference][name], row["arm"]
+        at = studies.index(row["study"]) + 0.7 * (0.5 - (arms.index(arm) + 0.5) / len(arms))
+        axes.plot([ratio["min"], ratio["max"]], [at, at], color=colour[arm], linewidth=1.6)
+        axes.plot([ratio["median"]], [at], "o", color=colour[arm], markersize=4.5)
+    for arm in dict.fromkeys(row["arm"] for row in shown):
+        axes.plot([], [], "o-", color=colour[arm], label=arm, markersize=4.5, linewidth=1.6)
+    axes.axvline(1.0, color="#4b5563", linewidth=1)
+    axes.set_yticks(range(len(studies)), [study.replace("_", " ") for study in studies], fontsize=8)
+    axes.set_ylim(-0.6, len(studies) - 0.4)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"{reference} = 1")
+    axes.grid(axis="y", visible=False)
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=8
+    )
+    return figure
+
+
+@styled
 def quality_against_memory(rows: Sequence[Row], quality: str, label: str) -> Figure:
     """A dot per arm: tokens of the pool that a running request holds, and quality."""
     shown = [

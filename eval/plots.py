@@ -19,6 +19,7 @@ from .compare import RATIO_FIGURES, arm_names, paired_ratios, runs_of
 SIZE = (4.9, 3.0)  # inches; about 350 CSS pixels wide at a scale of 1
 PNG_DPI = 160
 MOST_INSIDE, LEGEND_COLUMNS = 4, 4
+MOST_STEPS = 200  # of a distribution: finer than a line that is 350 pixels wide can show
 # Told apart by people with any colour vision; known arms keep their colour in every report.
 COLOURS = {
     "stock": "#6b7280", "native": "#0072b2", "hook-only": "#d55e00", "naive": "#8a6d00",
@@ -41,6 +42,8 @@ STYLE: Any = {  # matplotlib's own key type is a long literal
     "axes.axisbelow": True,
     "legend.frameon": False,
 }
+
+MORE_DIGITS = re.compile(r"(\.\d\d)\d+")
 
 Run = Mapping[str, Any]
 Parameters = ParamSpec("Parameters")
@@ -71,6 +74,8 @@ def to_svg(figure: Figure) -> str:
     text = stream.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # Coordinates to a hundredth of a point: no eye sees the rest, and it is half of the page.
+    text = re.sub(r' d="[^"]*"', lambda path: MORE_DIGITS.sub(r"\1", path[0]), text)
     # The viewBox stays; the fixed size in points goes, so that CSS decides.
     return re.sub(r' (?:width|height)="[^"]*pt"', "", text, count=2)
 
@@ -106,7 +111,8 @@ def new_figure(size: tuple[float, float] = SIZE) -> tuple[Figure, Axes]:
 
 @styled
 def latency_cdf(runs: Sequence[Run], values_of: Any, label: str) -> Figure:
-    """Cumulative distribution over all repeats, one line per arm.
+    """Cumulative distribution over all repeats, one line per arm; of many samples, at most
+    `MOST_STEPS` evenly spaced quantiles, the least and the most among them.
 
     Args:
         values_of: request (as a dict) -> its samples in seconds.
@@ -124,8 +130,16 @@ def latency_cdf(runs: Sequence[Run], values_of: Any, label: str) -> Figure:
             ]
         )
         if len(samples):
-            share = numpy.arange(1, len(samples) + 1) / len(samples)
-            axes.step(samples, share, where="post", label=arm, color=colour, linewidth=1.6)
+            kept = numpy.linspace(0, len(samples) - 1, min(len(samples), MOST_STEPS)).round()
+            share = (kept + 1) / len(samples)
+            axes.step(
+                samples[kept.astype(int)],
+                share,
+                where="post",
+                label=arm,
+                color=colour,
+                linewidth=1.6,
+            )
     axes.set_xlabel(label)
     axes.set_ylabel("share of samples")
     axes.set_ylim(0, 1.01)

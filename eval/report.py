@@ -16,7 +16,7 @@ from .errors import ResultsError
 from .findings import findings
 from .overview import overview_table
 from .provenance import device_label, portable
-from .report_plots import FEW_ARMS, Plot, figures_plots, result_plots
+from .report_plots import FEW_ARMS, Plot, figures_plots, result_plots, table_plots
 from .results import write_new
 from .rows import rows_of, study_name
 from .table import memory_lines, number, token_lines, warning_lines
@@ -47,7 +47,8 @@ def write_pngs(
     Raises:
         ResultsError: the folder cannot be made or written.
     """
-    shown = [plot for result in results for plot in result_plots(result)]
+    shown = table_plots(_table_rows(results, figures))
+    shown += [plot for result in results for plot in result_plots(result)]
     shown += [plot for document in figures for plot in figures_plots(document)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,17 +69,23 @@ def render(results: Sequence[Mapping[str, Any]], figures: Sequence[Mapping[str, 
         lstrip_blocks=True,
     )
     environment.filters["number"] = number
-    studies = [result for result in results if "study" in result]
-    rows = rows_of(studies)
-    if not rows:  # a table in a figures file stands for the cells it was made from
-        rows = [row for document in figures for row in document.get("rows", ())]
+    rows = _table_rows(results, figures)
     return environment.get_template(TEMPLATE).render(
         sections=[section(result) for result in results],
         overview=overview_table(rows) if rows else None,
         findings=findings(rows),
+        overview_plots=inline(table_plots(rows)),
         frontier=any(document["topic"] == "capacity" for document in figures),
         figures=[figures_section(document) for document in figures],
     )
+
+
+def _table_rows(
+    results: Sequence[Mapping[str, Any]], figures: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Rows of the studies, or of the table in a figures file, which stands for its cells."""
+    rows: list[Mapping[str, Any]] = [*rows_of([result for result in results if "study" in result])]
+    return rows or [row for document in figures for row in document.get("rows", ())]
 
 
 def section(result: Mapping[str, Any]) -> dict[str, Any]:

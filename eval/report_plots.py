@@ -13,6 +13,7 @@ from .compare import FIGURES, arm_names, runs_of
 from .rows import rows_of, study_name
 
 FEW_ARMS = 3  # up to so many, every arm has plots of its own
+MAIN_ARMS = ("skip", "auto", "p1", "p1-never")
 QUALITY = (("recall", "expected facts found"), ("agreement", "agreement with the unpruned arm"))
 
 
@@ -22,6 +23,22 @@ class Plot(NamedTuple):
     name: str
     caption: str
     figure: Figure
+
+
+def table_plots(rows: Sequence[Mapping[str, Any]]) -> list[Plot]:
+    """Plots of a table of several studies: what the main arms serve and hold, of eviction alone."""
+    if len({row["study"] for row in rows}) < 2:
+        return []
+    shown = []
+    for name, path, caption in (
+        ("studies-throughput", "output_tokens_per_s", "Output tokens per second"),
+        ("studies-held", "used_tokens_per_request", "Pool tokens held per running request"),
+    ):
+        if any(path in row["ratios"].get("naive", {}) for row in rows if row["arm"] in MAIN_ARMS):
+            figure = overview_plots.study_dots(rows, MAIN_ARMS, "naive", path)
+            text = f"{caption}, of naive's in the same repeat: median in a line from least to most."
+            shown.append(Plot(name, text, figure))
+    return shown
 
 
 def result_plots(result: Mapping[str, Any]) -> list[Plot]:

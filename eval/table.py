@@ -151,9 +151,23 @@ def token_lines(result: Mapping[str, Any]) -> list[str]:
         if not entry["different"]:
             text = f"all {total} answers equal {reference}'s."
         else:
-            text = (
-                f"{entry['mismatched']} of {total} answers differ from {reference}'s to the same "
-                f"prompt, {entry['different']} in all."
-            )
+            text = difference(entry, reference)
         lines.append(f"tokens: {arm}: {text}{repeats}")
     return lines
+
+
+def difference(entry: Mapping[str, Any], reference: str) -> str:
+    """How many answers differ (an entry of `check_tokens`), and whether the same tokens can have
+    been evicted."""
+    text = (
+        f"{entry['mismatched']} of {entry['requests']} answers differ from {reference}'s to the "
+        f"same prompt, {entry['different']} in all."
+    )
+    evictions = entry.get("evictions", {})
+    killed, theirs = evictions.get("killed"), evictions.get("reference_killed")
+    if None not in (killed, theirs) and killed != theirs:
+        text += f" Other tokens were evicted: {killed}, {reference} {theirs}."
+    early = evictions.get("early_looks")
+    if early:
+        text += f" {early} looks came ahead of the interval, the pool being short."
+    return text

@@ -67,6 +67,27 @@ def test_forced_copy_on_write_is_told_beside_the_rule() -> None:
     ]
 
 
+def test_arms_that_should_evict_the_same_are_told_to_answer_alike_or_not() -> None:
+    def answered(different: int) -> dict[str, Any]:
+        return {
+            "reference": "naive", "requests": 24, "different": different, "mismatched": different,
+            "evictions": {"killed": 9, "reference_killed": 12, "early_looks": 5},
+        }  # fmt: skip
+
+    rows = [
+        row("a", "auto", {}) | {"same_kills": answered(0)},
+        row("b", "auto", {}) | {"same_kills": answered(0)},
+        row("b", "publish-never", {}) | {"same_kills": answered(10)},
+        row("b", "naive", {}),
+    ]
+    assert dict(findings(rows))["Do arms that should evict the same tokens answer alike?"] == [
+        "auto: all answers equal naive's: a 24; b 24.",
+        "b: publish-never: 10 of 24 answers differ from naive's to the same prompt, 10 in all. "
+        "Other tokens were evicted: 9, naive 12. 5 looks came ahead of the interval, the pool "
+        "being short.",
+    ]
+
+
 def test_what_is_missing_and_what_failed_comes_first() -> None:
     rows = [
         row("a", "auto", {}, repeats=2), row("a", "mask", {}, repeats=2),

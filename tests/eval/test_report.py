@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from vtoken_sglang_eval.errors import ResultsError
+from vtoken_sglang_eval.plots import MOST_STEPS, latency_cdf
 from vtoken_sglang_eval.report import render, write_report
-from vtoken_sglang_eval.report_plots import figures_plots, shared_repeats
-from vtoken_sglang_eval.rows import eval_document
+from vtoken_sglang_eval.report_plots import figures_plots, shared_repeats, table_plots
+from vtoken_sglang_eval.rows import eval_document, rows_of
 
 from tests.eval.builders import record, result_of, run_of, three_arm_result
 
@@ -190,6 +192,51 @@ def test_a_table_of_a_figures_file_is_shown_like_that_of_cells() -> None:
     text = " ".join(" ".join(page_of(render([], [document])).text).split())
     assert "All studies" in text
     assert "Fewer repeats than planned: talk 1 of 2 (auto)." in text
+
+
+def test_a_table_of_several_studies_has_plots_of_all_of_them() -> None:
+    runs = [run_of(arm, 0, [record()]) for arm in ("naive", "skip", "auto")]
+    for run, held in zip(runs, (400.0, 300.0, 200.0), strict=True):
+        run["summary"] |= {"used_tokens_per_request": held}
+    rows = [
+        row
+        for study in ("talk", "more_talk")
+        for row in rows_of([{**result_of(runs), "study": study}])
+    ]
+    throughput, held = table_plots(rows)
+    axes = held.figure.axes[0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["more talk", "talk"]
+    dots = [
+        line.get_xdata()[0]
+        for line in axes.lines
+        if line.get_marker() == "o" and len(line.get_xdata())
+    ]
+    assert sorted(dots) == [0.5, 0.5, 0.75, 0.75]
+    assert throughput.name == "studies-throughput"
+    assert table_plots(rows[:3]) == []
+    document = {"topic": "eval", "command": "", "device": "", "figures": {}, "rows": rows}
+    assert page_of(render([], [document])).tags.count("svg") == 2
+
+
+def test_a_distribution_of_many_samples_keeps_its_ends_and_shape() -> None:
+    gaps = tuple(0.001 * (step + 1) for step in range(5000))
+    figure = latency_cdf(
+        [run_of("auto", 0, [record(gaps_s=gaps)])], lambda request: request["gaps_s"], "ms"
+    )
+    (line,) = figure.axes[0].lines
+    x, y = line.get_xdata(), line.get_ydata()
+    assert len(x) == MOST_STEPS
+    assert (x[0], y[0]) == pytest.approx((1.0, 1 / 5000))
+    assert (x[-1], y[-1]) == pytest.approx((5000.0, 1.0))
+    assert y == pytest.approx(x / 5000)
+    few = latency_cdf([run_of("auto", 0, [record()])], lambda request: [0.1, 0.3], "ms")
+    assert list(few.axes[0].lines[0].get_ydata()) == [0.5, 1.0]
+
+
+def test_paths_are_written_to_a_hundredth_of_a_point(html: str) -> None:
+    drawn = re.findall(r' d="([^"]*)"', html)
+    assert len(drawn) > 20
+    assert not [path for path in drawn if re.search(r"\.\d{3}", path)]
 
 
 def test_an_arm_that_returns_memory_is_named_with_how_much() -> None:
