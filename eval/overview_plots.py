@@ -53,7 +53,7 @@ def study_dots(rows: Sequence[Row], arms: Sequence[str], reference: str, name: s
     for arm in dict.fromkeys(row["arm"] for row in shown):
         axes.plot([], [], "o-", color=colour[arm], label=arm, markersize=4.5, linewidth=1.6)
     axes.axvline(1.0, color="#4b5563", linewidth=1)
-    axes.set_yticks(range(len(studies)), [study.replace("_", " ") for study in studies], fontsize=8)
+    axes.set_yticks(range(len(studies)), studies, fontsize=8)
     axes.set_ylim(-0.6, len(studies) - 0.4)
     axes.set_xlim(left=0)
     axes.set_xlabel(f"{reference} = 1")

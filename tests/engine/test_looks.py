@@ -160,8 +160,9 @@ def test_the_stand_in_notices_a_policy_that_reads() -> None:
     sim = Sim(Peeks(), 120, 5, on_device=on_device)
     fill(sim)
     looks = Looks(sim.observer, WorkAtOnce(), torch.device("cpu"))
-    with pytest.raises(HostReadError, match="host wait"):
+    with pytest.raises(PolicyError, match="host wait") as caught:
         looks.start(sim.row, sim, Peeks(), look_at(sim))
+    assert isinstance(caught.value.__cause__, HostReadError)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("sglang", reason="needs SGLang")
 
 from tests.helpers.fake_engine import THINNED, FakeEngine, MakeEngine
+from vtoken_sglang.engine import looks
 from vtoken_sglang.errors import InvariantError
+from vtoken_sglang.policy.base import Policy, PolicyView
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -82,6 +85,58 @@ def test_a_reused_row_knows_nothing_of_the_request_before(engine: MakeEngine) ->
     assert len(sim.seen(second)) == 70
     sim.finish(second)
     assert sim.allocator.available_size() == sim.total
+
+
+class Failing(Policy):
+    """Scores once, then raises; or returns what is no score."""
+
+    def __init__(self, later: object) -> None:
+        self.later, self.calls = later, 0
+
+    def score(self, view: PolicyView) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == 1:
+            return view.positions.float()
+        if isinstance(self.later, Exception):
+            raise self.later
+        return self.later * view.positions.float()  # type: ignore[operator,no-any-return]
+
+
+@pytest.mark.parametrize("later", [ValueError("no such layer"), float("nan")])
+def test_a_policy_that_fails_ends_its_request_alone(
+    engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    later: object,
+) -> None:
+    policy = Failing(later)
+    known = looks.load_policy
+    monkeypatch.setattr(
+        looks, "load_policy", lambda name: policy if name == "random" else known(name)
+    )
+    sim = engine()
+    broken = sim.admit("broken", 100, publish="never", policy="random")
+    whole = sim.admit("whole", 100, publish="never")
+    for request in (broken, whole):
+        sim.prefill(request)
+    while broken.to_finish is None:
+        sim.cycle(broken, whole)
+        assert policy.calls < 3
+    assert policy.calls == 2
+    told = broken.to_finish.to_json()
+    assert (told["type"], told["status_code"], told["err_type"]) == ("abort", 500, "PolicyError")
+    assert told["message"].startswith("policy Failing: scores must be")
+    assert "request broken was ended: policy Failing" in caplog.text
+    sim.cycle(broken, whole)  # the step in flight; nobody asks the policy again
+    assert policy.calls == 2
+    sim.finish(broken)
+    sim.cycle(whole, count=20)
+    assert whole.to_finish is None
+    assert len(sim.seen(whole)) < 70
+    assert sim.runtime.describe()["policy_errors"] == 1
+    sim.finish(whole)
+    assert sim.allocator.available_size() == sim.total
+    sim.runtime.assert_idle()
 
 
 def test_draining_counts_what_it_flipped(engine: MakeEngine) -> None:

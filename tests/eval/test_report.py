@@ -205,7 +205,7 @@ def test_a_table_of_several_studies_has_plots_of_all_of_them() -> None:
     ]
     throughput, held = table_plots(rows)
     axes = held.figure.axes[0]
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["more talk", "talk"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["more_talk", "talk"]
     dots = [
         line.get_xdata()[0]
         for line in axes.lines

@@ -48,6 +48,7 @@ class FakeRequest:
     prefix_len: int = 0
     cached_tokens: int = 0  # of the prompt, found in the tree
     decode_batch_idx: int = 0
+    to_finish: Any = None
     skip_radix_cache_insert: bool = False
     ended: bool = False
     tree_pages: torch.Tensor | None = None  # int64, pages that the radix tree took over

@@ -31,6 +31,7 @@ class TreeRequest:
     cached_tokens: int = 0  # of the prompt, found in the tree at first
     extend_end: int = 0
     decode_batch_idx: int = 0
+    to_finish: Any = None
     skip_radix_cache_insert: bool = False
     ended: bool = False
     fresh: bool = True

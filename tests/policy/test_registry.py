@@ -42,6 +42,14 @@ class NeedsArgument(Policy):
     def score(self, view: PolicyView) -> torch.Tensor:
         return view.positions.to(torch.float32)
 
+class CannotSay(OldestFirst):
+    def observation(self):
+        raise LookupError("no idea")
+
+class SaysNonsense(OldestFirst):
+    def observation(self):
+        return "attention"
+
 def not_a_policy() -> None: ...
 '''
 
@@ -125,6 +133,8 @@ def test_third_party_policy_installs_without_touching_the_project(install: Insta
         ("oldest_first:Missing", "cannot be loaded"),
         ("oldest_first:not_a_policy", "must be a subclass"),
         ("oldest_first:NeedsArgument", "must need no arguments"),
+        ("oldest_first:CannotSay", "must say what it observes.*LookupError"),
+        ("oldest_first:SaysNonsense", "must say what it observes.*'attention'"),
     ],
 )
 def test_a_broken_third_party_policy_is_named_and_the_others_stay(

@@ -213,6 +213,19 @@ def test_bad_scores_are_refused_with_the_policys_name(result: object, rule: str)
     assert caught.value.policy == "Returns"
 
 
+def test_a_policys_own_error_is_told_with_its_name() -> None:
+    class Broken(Policy):
+        def score(self, view: PolicyView) -> torch.Tensor:
+            raise KeyError(f"no weight at {view.logical_len}")
+
+    with pytest.raises(PolicyError, match="policy Broken: .* KeyError.*no weight at 200") as caught:
+        choose_victims(
+            Broken(), live_positions=np.arange(200), logical_len=200, options=BASE,
+            eligible_below=200,
+        )  # fmt: skip
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
 @pytest.mark.parametrize("live", [[1, 0], [0, 0], [-1, 5], [0, 200]])
 def test_a_callers_wrong_positions_are_noticed(live: list[int]) -> None:
     options = replace(BASE, budget=1, sink=0, recent=0)

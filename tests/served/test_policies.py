@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,61 @@ def cases(reference: Reference) -> dict[str, Case]:
     return found
 
 
+# Wrong from the second look on, so that its request has lost tokens and moved pages by then.
+FAILING = """
+from vtoken_sglang.policy.base import Policy
+
+class Failing(Policy):
+    calls = 0
+
+    def score(self, view):
+        self.calls += 1
+        scores = view.positions.float()
+        if self.calls > 1:
+            raise LookupError("no such layer")
+        return scores
+
+class NotFinite(Policy):
+    def score(self, view):
+        return view.positions.float() / 0
+"""
+FAILING_PROJECT = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "failing-policies"
+version = "0.1.0"
+[project.entry-points."vtoken_sglang.policies"]
+failing = "failing_policies:Failing"
+not_finite = "failing_policies:NotFinite"
+[tool.setuptools]
+py-modules = ["failing_policies"]
+"""
+FAILURES = {
+    "failing": ("policy Failing: scores must be computed without an error", "no such layer"),
+    "not_finite": ("policy NotFinite: scores must be finite", "that are not"),
+}
+
+
+def failing_policies(folder: Path) -> Path:
+    """A distribution whose policies fail while they serve."""
+    source = folder / "failing"
+    source.mkdir()
+    (source / "pyproject.toml").write_text(FAILING_PROJECT)
+    (source / "failing_policies.py").write_text(FAILING)
+    return source
+
+
 @pytest.fixture(scope="module")
 def run(
     model_path: Path, cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory
 ) -> PolicyRun:
     folder = tmp_path_factory.mktemp("policies")
     source = Path(__file__).resolve().parents[1] / "third_party_policy"
-    site = install_into(source, tmp_path_factory.mktemp("third-party"))
-    environment = {"PYTHONPATH": str(site)}
+    sources = [source, failing_policies(folder)]
+    sites = [install_into(each, tmp_path_factory.mktemp("third-party")) for each in sources]
+    environment = {"PYTHONPATH": os.pathsep.join(map(str, sites))}
     return serve_policies(
         BUSY, [*cases.values()], model_path, folder, environment=environment, posts=posts()
     )
@@ -79,7 +127,22 @@ def posts() -> dict[str, tuple[str, Any]]:
         for kind, path in PATHS.items()
         for index, (refused, _, _) in enumerate(REFUSED)
     }
-    return good | bad
+    text = " ".join(f"{number}." for number in range(80))
+    failing = {
+        name: (
+            "/generate",
+            {
+                "text": text,
+                "rid": name,
+                "sampling_params": {
+                    "temperature": 0, "max_new_tokens": 60, "ignore_eos": True,
+                    "custom_params": {"vtoken": {**options, "policy": name}},
+                },
+            },
+        )
+        for name in FAILURES
+    }  # fmt: skip
+    return failing | good | bad  # those that fail first: the others show that the server goes on
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +199,25 @@ def test_bad_options_are_refused_by_field_rule_and_value(
     assert f"bad {kind} {index}" not in run.trace
 
 
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_policy_that_fails_ends_its_request_alone(run: PolicyRun, name: str) -> None:
+    status, body = run.responses[name]
+    assert status == 500, body
+    assert all(part in body for part in FAILURES[name]), body
+    assert len(run.trace.get(name, [])) == (1 if name == "failing" else 0)
+    assert f"request {name} was ended: policy" in run.log
+    assert run.state["policy_errors"] == len(FAILURES)
+
+
 def test_nothing_is_left_and_no_checker_complained(run: PolicyRun) -> None:
     left = ("pruned_rows", "held_pages", "retained_pages", "live_private_tokens")
     assert {name: run.state[name] for name in left} == dict.fromkeys(left, 0)
-    assert complaints(run.log) == []
+    # Every failure is told once, with its traceback up to the last error; nothing else is wrong.
+    log = run.log
+    for name in FAILURES:
+        before, told, after = log.partition(f"request {name} was ended: policy")
+        assert told
+        _, error, after = after.partition("policy.base.PolicyError: policy")
+        assert error
+        log = before.rpartition("\n")[0] + after
+    assert complaints(log) == []

@@ -9,8 +9,10 @@ else may kill in it, so the names are still alive and still below the open page 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,9 +22,11 @@ from numpy.typing import NDArray
 from vtoken_sglang.config import RequestOptions
 from vtoken_sglang.engine.device_work import Arriving, DeviceWork, WorkAtOnce
 from vtoken_sglang.engine.observation import Observer
-from vtoken_sglang.policy.base import Policy
+from vtoken_sglang.policy.base import Policy, PolicyError
 from vtoken_sglang.policy.registry import load_policy
 from vtoken_sglang.policy.victims import Look, check_victims, due, plan_look, victims_on_device
+
+logger = logging.getLogger(__name__)
 
 
 class Looked(Protocol):
@@ -47,6 +51,42 @@ class Looks:
         self._work = work
         self._device = device
         self._pending: dict[int, _Pending] = {}
+        self.failed = 0  # requests that a policy's error ended
+
+    def take_turn(
+        self,
+        request: Any,
+        state: Looked,
+        sealed_len: int,
+        live_positions: Callable[[Any, Any], NDArray[np.int64]],
+        ahead_of_time: bool = False,
+    ) -> tuple[bool, NDArray[np.int64] | None]:
+        """A request's part of a safe point: `begin`, unless a look is on its way, and `arrived`.
+
+        A policy that fails, which may be anybody's, ends the request that asked for it with its
+        error; the others go on. A request that is to end anyway is not looked at.
+        """
+        if request.to_finish is not None:
+            return False, None
+        kv = request.kv
+        try:
+            looked = not self.waiting(kv.req_pool_idx) and self.begin(
+                request, state, sealed_len, live_positions, ahead_of_time
+            )
+            return looked, self.arrived(kv.req_pool_idx, kv)
+        except PolicyError as error:
+            self._end(request, error)
+            return False, None
+
+    def _end(self, request: Any, error: PolicyError) -> None:
+        """As SGLang aborts a running request: with the output of the step in flight."""
+        from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+        logger.error("request %s was ended: %s", request.rid, error, exc_info=error)
+        self.failed += 1
+        request.to_finish = FINISH_ABORT(
+            str(error), HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__
+        )
 
     def begin(
         self,
@@ -63,6 +103,9 @@ class Looks:
             sealed_len: positions from here on may not die.
             live_positions: (state, record) -> positions that count as alive, ascending.
             ahead_of_time: do not wait for the interval if there are tokens since the last look.
+
+        Raises:
+            PolicyError: the policy raised an error, or its scores have a wrong shape or dtype.
         """
         kv = request.kv
         self._observer.keep_seeds(request)
@@ -87,6 +130,9 @@ class Looks:
         """Decide the victims of a look; `arrived` gives them, at once off CUDA.
 
         `record`: identity of the request, compared with `is`.
+
+        Raises:
+            PolicyError: see `begin`.
         """
         assert row not in self._pending, f"row {row} was looked at twice"
         needs_device = policy.reads_keys or policy.observation() is not None

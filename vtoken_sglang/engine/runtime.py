@@ -173,13 +173,11 @@ class Runtime:
         found; whether it did any."""
         state = self._options_of(request)
         kv = request.kv
-        row = kv.req_pool_idx
         on_time = due(state.options, state.last_len, kv.kv_committed_len)
-        looked = not self._looks.waiting(row) and self._looks.begin(
+        looked, victims = self._looks.take_turn(
             request, state, sealed_len, self._live_positions, ahead_of_time=force
         )
         self.statistics.early_looks += looked and not on_time
-        victims = self._looks.arrived(row, kv)
         if victims is None:
             return looked
         if state.options.shared == "skip":
@@ -317,6 +315,7 @@ class Runtime:
             "live_private_tokens": sum(t.live_len - t.tree_owned_live() for t in tables),
             "footprint": footprint(self.capacity, self._requests.values(), tables),
             "unwatched_requests": self.observer.unwatched,
+            "policy_errors": self._looks.failed,
             "forks": self._forks.describe(),
         }
 

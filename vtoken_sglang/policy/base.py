@@ -19,7 +19,7 @@ from vtoken_sglang.errors import VTokenError
 
 
 class PolicyError(VTokenError, RuntimeError):
-    """A policy returned something that is not a score for each live token."""
+    """A policy raised an error, or returned something that is not a score for each live token."""
 
     def __init__(self, policy: object, rule: str, value: object) -> None:
         self.policy, self.rule, self.value = type(policy).__name__, rule, value

@@ -18,7 +18,7 @@ from textwrap import fill, indent
 
 from vtoken_sglang.config_fields import SPECS
 from vtoken_sglang.errors import ConfigError
-from vtoken_sglang.policy.base import Policy
+from vtoken_sglang.policy.base import Observation, Policy
 from vtoken_sglang.policy.names import BUILT_IN, ENTRY_POINT_GROUP, policy_targets
 
 _COMMON_PARAMETERS = ("budget", "keep", "sink", "recent", "interval", "seed", "seed_scores")
@@ -52,7 +52,7 @@ def load_policy(name: str) -> Policy:
 
     Raises:
         ConfigError: the name is not installed, its module does not import, or what it names is
-            not a `Policy` that can be built without arguments.
+            not a `Policy` that can be built without arguments and says what it observes.
     """
     target = policy_targets().get(name)
     if target is None:
@@ -66,9 +66,17 @@ def load_policy(name: str) -> Policy:
     if not (inspect.isclass(found) and issubclass(found, Policy)):
         raise ConfigError(field, "must be a subclass of vtoken_sglang.policy.base.Policy", target)
     try:
-        return found()
+        policy = found()
     except Exception as error:
         raise ConfigError(field, f"must need no arguments ({error!r})", target) from error
+    rule = "must say what it observes: an Observation or None"
+    try:
+        asked = policy.observation()
+    except Exception as error:
+        raise ConfigError(field, f"{rule} ({error!r})", target) from error
+    if not isinstance(asked, Observation | None):
+        raise ConfigError(field, rule, asked)
+    return policy
 
 
 def check_observed(name: str, observe_layers: str, field: str) -> None:

@@ -138,7 +138,8 @@ def choose_victims(
         int64 [n_victims], strictly ascending; empty when nothing exceeds the target.
 
     Raises:
-        PolicyError: the scores have a wrong shape, dtype or a value that is not finite.
+        PolicyError: the policy raised an error, or its scores have a wrong shape, dtype or a value
+            that is not finite.
     """
     look = plan_look(
         live_positions, logical_len=logical_len, options=options, eligible_below=eligible_below
@@ -158,11 +159,15 @@ def victims_on_device(policy: Policy, view: PolicyView, look: Look) -> Tensor:
         int64 [1 + count]: how many scores are not finite, then the victims, ascending.
 
     Raises:
-        PolicyError: the scores have a wrong shape or dtype.
+        PolicyError: the policy raised an error, or its scores have a wrong shape or dtype.
     """
     # The policy may write to its view; the victims come from what it was given.
     candidates = view.positions[look.first : look.last].clone()
-    scores = _checked_scores(policy, policy.score(view), len(look.positions))
+    try:
+        found = policy.score(view)
+    except Exception as error:  # anybody's code: it must name itself, and only its request ends
+        raise PolicyError(policy, "must be computed without an error", error) from error
+    scores = _checked_scores(policy, found, len(look.positions))
     # Candidates ascend, so a stable order breaks ties by lower position.
     order = scores[look.first : look.last].sort(stable=True).indices
     victims = candidates[order[: look.count]].sort().values
