@@ -219,5 +219,5 @@ def test_nothing_is_left_and_no_checker_complained(run: PolicyRun) -> None:
         assert told
         _, error, after = after.partition("policy.base.PolicyError: policy")
         assert error
-        log = before.rpartition("\n")[0] + after
+        log = before.rpartition("\n")[0] + "\n" + after.partition("\n")[2]
     assert complaints(log) == []
