@@ -12,6 +12,7 @@ import torch
 from vtoken_sglang.core.ids import Int32Array, Int64Array, IntArray, Row
 from vtoken_sglang.errors import InvariantError
 from vtoken_sglang.kernels.apply_moves import apply_moves
+from vtoken_sglang.kernels.upload import upload
 
 
 class DeviceEvent(Protocol):
@@ -82,15 +83,13 @@ class RequestRows:
         """Entries at (rows[i], positions[i]), as host int64."""
         if self._host is not None:
             return self._host[rows, positions].astype(np.int64)
-        where = torch.from_numpy(np.stack([rows, positions]).astype(np.int64))
-        where = where.to(self.tensor.device)
+        where = upload(np.stack([rows, positions]), self.tensor.device)
         host: Int64Array = self.tensor[where[0], where[1]].cpu().numpy().astype(np.int64)
         return host
 
     def gather_later(self, rows: IntArray, positions: IntArray) -> LateRead:
         """As `gather`, but the host goes on; ordered after what the current stream holds now."""
-        where = torch.from_numpy(np.stack([rows, positions]).astype(np.int64))
-        where = where.to(self.tensor.device, non_blocking=True)
+        where = upload(np.stack([rows, positions]), self.tensor.device)
         found = self.tensor[where[0], where[1]]
         if not self.tensor.is_cuda:
             return LateRead(found, None)
@@ -105,14 +104,12 @@ class RequestRows:
         if self._host is not None:
             self._host[row, positions] = 0
         else:
-            index = torch.from_numpy(positions).to(self.tensor.device, non_blocking=True)
-            self.tensor[row].index_fill_(0, index, 0)
+            self.tensor[row].index_fill_(0, upload(positions, self.tensor.device), 0)
 
     def write(self, rows: Int64Array, positions: Int64Array, slots: Int64Array) -> None:
         """Set the entries at (rows[i], positions[i]) to slots[i], in one launch."""
         if self._host is not None:
             self._host[rows, positions] = slots
             return
-        packed = torch.from_numpy(np.stack([rows, positions, slots]).astype(np.int64))
-        packed = packed.to(self.tensor.device, non_blocking=True)
+        packed = upload(np.stack([rows, positions, slots]), self.tensor.device)
         apply_moves(self.tensor, packed[0], packed[1], packed[2])

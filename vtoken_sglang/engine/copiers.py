@@ -30,6 +30,7 @@ def make_copy_engine(scheduler: Any, config: VTokenConfig) -> CopyEngine:
     owner = type(scheduler)
     if getattr(owner, "forward_done_listener", engine) is not None:
         raise SeamError("forward-done-listener", "is missing or taken by another plugin")
+    _compile_kernels(scheduler)
 
     def note(_scheduler: Any, _batch: Any) -> None:
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -38,3 +39,12 @@ def make_copy_engine(scheduler: Any, config: VTokenConfig) -> CopyEngine:
 
     owner.forward_done_listener = note
     return engine
+
+
+def _compile_kernels(scheduler: Any) -> None:
+    """Triton compiles at the first launch: here, not in the first safe point that moves a token."""
+    from vtoken_sglang.kernels import triton_apply_moves, triton_copy_slots
+
+    pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
+    triton_copy_slots.warm_up([*pool.k_buffer, *pool.v_buffer])
+    triton_apply_moves.warm_up(scheduler.req_to_token_pool.req_to_token)

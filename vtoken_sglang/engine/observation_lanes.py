@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from vtoken_sglang.engine.observation_shares import Share
 from vtoken_sglang.kernels.query_mass import add_query_mass
+from vtoken_sglang.kernels.upload import upload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +66,15 @@ def make_lane(
         first_query: row of `q` that holds the lane's first query; start: that query's position.
     """
     device = row.device
-    positions = _to_device(live, device)
+    positions = upload(live, device)
     laid: list[LaneShare] = []
     for share in shares:
         queries = np.arange(share.queries.start, share.queries.stop, share.queries.step)
         laid.append(
             LaneShare(
                 share=share,
-                rows=_to_device(queries - start + first_query, device),
-                sees=_to_device(np.searchsorted(live, queries, side="right"), device),
+                rows=upload(queries - start + first_query, device),
+                sees=upload(np.searchsorted(live, queries, side="right"), device),
                 mass=torch.zeros(len(live), device=device),
             )
         )
@@ -130,10 +131,3 @@ class ForwardObservation:
                 if part.share.clear:
                     row.zero_()
                 row.index_add_(0, lane.positions, part.mass)
-
-
-def _to_device(values: NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    host = torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))
-    if device.type != "cuda":
-        return host
-    return host.pin_memory().to(device, non_blocking=True)

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vtoken_sglang.kernels.upload import upload
+
 
 class AllocatorPagePool:
     """Pages of one SGLang allocator (`TokenToKVPoolAllocator` or `PagedTokenToKVPoolAllocator`).
@@ -53,7 +55,7 @@ class AllocatorPagePool:
         if pages.size == 0:
             return
         assert int(pages.min()) > 0, "page 0 is the sink"
-        self._allocator.free_page_ids(torch.from_numpy(pages).to(self._allocator.device))
+        self._allocator.free_page_ids(upload(pages, self._allocator.device))
 
     def free_page_ids(self) -> NDArray[np.int64]:
         """Ids of all free pages, for invariant checks."""

@@ -41,6 +41,7 @@ from vtoken_sglang.engine.prefix import PrefixForks
 from vtoken_sglang.engine.request_options import OptionsOf
 from vtoken_sglang.engine.statistics import Statistics
 from vtoken_sglang.errors import InvariantError
+from vtoken_sglang.kernels.upload import upload
 from vtoken_sglang.policy.victims import due
 
 # Seconds after which a copy that does not finish is an error.
@@ -255,7 +256,7 @@ class Runtime:
         pages = self._reclaimer.close(row)
         state.released = True
         # Often inside SGLang's free group, which keeps the ids until it ends.
-        self._allocator.free_page_ids(torch.from_numpy(pages).to(self._allocator.device))
+        self._allocator.free_page_ids(upload(pages, self._allocator.device))
         owned = page_ceil(kv.kv_allocated_len, self._page_size)
         kv.kv_reclaimed_tokens = owned - kv.cache_protected_len
 

@@ -143,6 +143,13 @@ def copy_slots_triton(
         )
 
 
+def warm_up(buffers: Sequence[torch.Tensor]) -> None:
+    """Compile the form for these buffers, so that no request waits for it. Copies slot 0, which
+    engines keep for padding, to itself."""
+    slot = torch.zeros(1, dtype=torch.int64, device=buffers[0].device)
+    copy_slots_triton(buffers, slot, slot)
+
+
 def _row_bytes(buffer: torch.Tensor) -> int:
     return buffer.stride(0) * buffer.element_size()
 

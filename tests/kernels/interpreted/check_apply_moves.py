@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
+from vtoken_sglang.kernels import triton_apply_moves
 from vtoken_sglang.kernels.apply_moves_ref import apply_moves_ref
-from vtoken_sglang.kernels.triton_apply_moves import BLOCK, apply_moves_triton
+from vtoken_sglang.kernels.triton_apply_moves import BLOCK, apply_moves_triton, warm_up
+from vtoken_sglang.kernels.upload import upload
 
 
 def random_moves(n: int, *, padding: int = 0) -> tuple[torch.Tensor, ...]:
@@ -40,6 +43,24 @@ def test_twin_equals_loop() -> None:
             expected[row, pos] = slot
     apply_moves_ref(rows, row_ids, positions, slots)
     assert torch.equal(rows, expected)
+
+
+def test_warm_up_meets_both_alignments_and_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists as they are uploaded: with an odd count the second starts off a multiple of 16."""
+    seen: set[tuple[bool, ...]] = set()
+    run = apply_moves_triton
+
+    def note(rows: torch.Tensor, *lists: torch.Tensor) -> None:
+        seen.add(tuple(each.data_ptr() % 16 == 0 for each in lists))
+        run(rows, *lists)
+
+    rows = torch.randint(1, 100, (3, 64), dtype=torch.int32)
+    before = rows.clone()
+    monkeypatch.setattr(triton_apply_moves, "apply_moves_triton", note)
+    warm_up(rows)
+    assert torch.equal(rows, before)
+    uploaded = [upload(np.zeros((3, n)), "cpu") for n in (1, 2, 7, 32)]
+    assert seen == {tuple(each.data_ptr() % 16 == 0 for each in lists) for lists in uploaded}
 
 
 @pytest.mark.xfail(strict=True, reason="the comparison must see a wrong entry")

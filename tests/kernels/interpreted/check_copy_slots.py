@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vtoken_sglang.kernels.copy_slots_ref import copy_slots_ref
-from vtoken_sglang.kernels.triton_copy_slots import copy_slots_triton, launch_shape
+from vtoken_sglang.kernels.triton_copy_slots import copy_slots_triton, launch_shape, warm_up
 
 DTYPES = [
     torch.float16,
@@ -64,6 +64,14 @@ def test_nothing_to_copy() -> None:
     copy_slots_triton([buffer], empty, empty)
     copy_slots_triton([], empty, empty)
     assert torch.equal(buffer, before)
+
+
+def test_warm_up_changes_nothing() -> None:
+    buffers = [random_bytes(8, heads, 16, torch.bfloat16, heads) for heads in (1, 2, 2)]
+    before = [buffer.view(torch.uint8).clone() for buffer in buffers]
+    warm_up(buffers)
+    for buffer, bytes_before in zip(buffers, before, strict=True):
+        assert torch.equal(buffer.view(torch.uint8), bytes_before)
 
 
 def test_offsets_beyond_32_bits() -> None:
