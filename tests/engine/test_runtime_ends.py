@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -102,18 +103,29 @@ class Failing(Policy):
         return self.later * view.positions.float()  # type: ignore[operator,no-any-return]
 
 
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], Failing]:
+    """Make `random` a policy that fails from its second look on."""
+    known = looks.load_policy
+
+    def install(later: object) -> Failing:
+        policy = Failing(later)
+        monkeypatch.setattr(
+            looks, "load_policy", lambda name: policy if name == "random" else known(name)
+        )
+        return policy
+
+    return install
+
+
 @pytest.mark.parametrize("later", [ValueError("no such layer"), float("nan")])
 def test_a_policy_that_fails_ends_its_request_alone(
     engine: MakeEngine,
-    monkeypatch: pytest.MonkeyPatch,
+    failing: Callable[[object], Failing],
     caplog: pytest.LogCaptureFixture,
     later: object,
 ) -> None:
-    policy = Failing(later)
-    known = looks.load_policy
-    monkeypatch.setattr(
-        looks, "load_policy", lambda name: policy if name == "random" else known(name)
-    )
+    policy = failing(later)
     sim = engine()
     broken = sim.admit("broken", 100, publish="never", policy="random")
     whole = sim.admit("whole", 100, publish="never")
@@ -137,6 +149,40 @@ def test_a_policy_that_fails_ends_its_request_alone(
     sim.finish(whole)
     assert sim.allocator.available_size() == sim.total
     sim.runtime.assert_idle()
+
+
+def test_a_policy_that_fails_between_chunks_stops_the_prompt(
+    engine: MakeEngine, failing: Callable[[object], Failing]
+) -> None:
+    """Unpruned, the rest of a prompt may not fit; SGLang takes the chunked request out at once."""
+    policy = failing(ValueError("no such layer"))
+    sim = engine(8, 64)
+    request = sim.admit("a", 400, publish="never", policy="random")
+    sim.scheduler.chunked_req = request
+    sim.scheduler._pending_chunked_abort_req = None
+    for end in (100, 200, 300):
+        sim.extend(request, end)
+        sim.safe_point()
+    assert policy.calls == 2
+    assert request.to_finish is None
+    assert sim.scheduler._pending_chunked_abort_req is request
+    told = request.discard_output_reason.to_json()  # type: ignore[attr-defined]
+    assert told["status_code"] == 500
+    assert "no such layer" in told["message"]
+    sim.scheduler.chunked_req = None
+    sim.finish(request)
+    assert sim.allocator.available_size() == sim.total
+    sim.runtime.assert_idle()
+
+
+def test_a_request_that_its_client_aborted_is_pruned_to_the_end(engine: MakeEngine) -> None:
+    """It may be retracted before it ends, and is then computed once more."""
+    sim = engine()
+    request = sim.admit("a", 150, publish="never")
+    request.to_finish = object()
+    sim.prefill(request)
+    sim.cycle(request, count=5)
+    assert len(sim.seen(request)) < 100
 
 
 def test_draining_counts_what_it_flipped(engine: MakeEngine) -> None:

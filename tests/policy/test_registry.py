@@ -24,7 +24,7 @@ MODULE = '''
 """Keeps old tokens."""
 from dataclasses import dataclass
 import torch
-from vtoken_sglang.policy.base import Policy, PolicyView
+from vtoken_sglang.policy.base import Gather, Observation, Policy, PolicyView
 
 @dataclass(frozen=True)
 class OldestFirst(Policy):
@@ -45,6 +45,10 @@ class NeedsArgument(Policy):
 class CannotSay(OldestFirst):
     def observation(self):
         raise LookupError("no idea")
+
+class NoWindow(OldestFirst):
+    def observation(self):
+        return Observation(Gather.RARELY)
 
 class SaysNonsense(OldestFirst):
     def observation(self):
@@ -134,6 +138,7 @@ def test_third_party_policy_installs_without_touching_the_project(install: Insta
         ("oldest_first:not_a_policy", "must be a subclass"),
         ("oldest_first:NeedsArgument", "must need no arguments"),
         ("oldest_first:CannotSay", "must say what it observes.*LookupError"),
+        ("oldest_first:NoWindow", "must say what it observes.*window of at least 1"),
         ("oldest_first:SaysNonsense", "must say what it observes.*'attention'"),
     ],
 )
@@ -144,6 +149,9 @@ def test_a_broken_third_party_policy_is_named_and_the_others_stay(
     with pytest.raises(ConfigError, match=rule) as caught:
         load_policy("broken")
     assert caught.value.field == "policy broken"
+    for observes in ("all", "none"):  # at start-up, and for a request
+        with pytest.raises(ConfigError, match=rule):
+            check_observed("broken", observes, "vtoken.policy")
     text = describe_policies()
     assert "NOT USABLE" in text
     assert "streaming_llm  [built in]" in text

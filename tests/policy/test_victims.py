@@ -197,6 +197,8 @@ def test_the_policy_cannot_reach_the_callers_positions() -> None:
         (torch.zeros(199), "must have shape"),
         (torch.zeros(200, 1), "must have shape"),
         (torch.zeros(200, dtype=torch.float64), "must be float32"),
+        (torch.zeros(200).to_sparse(), "must be a dense tensor"),
+        (torch.zeros(200, device="meta"), "must be on cpu"),
         (torch.full((200,), float("nan")), "must be finite"),
         (torch.cat((torch.zeros(199), torch.tensor([float("-inf")]))), "must be finite"),
     ],
@@ -211,6 +213,14 @@ def test_bad_scores_are_refused_with_the_policys_name(result: object, rule: str)
             eligible_below=200,
         )
     assert caught.value.policy == "Returns"
+
+
+def test_an_error_that_cannot_show_itself_is_told_by_its_class() -> None:
+    class Mute(Exception):
+        def __repr__(self) -> str:
+            raise ValueError
+
+    assert str(PolicyError(object(), "must be", Mute())).endswith("got a Mute")
 
 
 def test_a_policys_own_error_is_told_with_its_name() -> None:

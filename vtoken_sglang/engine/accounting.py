@@ -25,6 +25,7 @@ class PrunedRequest:
         last_len: logical length at the last look for victims; 0 before the first, and again after
             a retraction, which forgets every kill.
         skipped: tree-owned positions that are decided dead but left alone (strategy `skip`).
+        failed: its policy did, so it ends and is not looked at again.
         released: its row went back to SGLang; nothing of it may be freed again.
     """
 
@@ -32,6 +33,7 @@ class PrunedRequest:
     options: RequestOptions
     last_len: int = 0
     released: bool = False
+    failed: bool = False
     skipped: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 

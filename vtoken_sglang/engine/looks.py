@@ -9,10 +9,8 @@ else may kill in it, so the names are still alive and still below the open page 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,14 +24,13 @@ from vtoken_sglang.policy.base import Policy, PolicyError
 from vtoken_sglang.policy.registry import load_policy
 from vtoken_sglang.policy.victims import Look, check_victims, due, plan_look, victims_on_device
 
-logger = logging.getLogger(__name__)
-
 
 class Looked(Protocol):
-    """Of a request's state: what holds for it, and its length at the last look."""
+    """Of a request's state: what holds for it, its length at the last look, whether that failed."""
 
     options: RequestOptions
     last_len: int
+    failed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +41,25 @@ class _Pending:
 
 
 class Looks:
-    """Looks of one scheduler's requests, by row."""
+    """Looks of one scheduler's requests, by row.
 
-    def __init__(self, observer: Observer, work: DeviceWork, device: torch.device) -> None:
+    Args:
+        end: (request, error) -> ends the request; called once for one whose policy failed. None:
+            the error is raised.
+    """
+
+    def __init__(
+        self,
+        observer: Observer,
+        work: DeviceWork,
+        device: torch.device,
+        end: Callable[[Any, PolicyError], None] | None = None,
+    ) -> None:
         self._observer = observer
         self._work = work
         self._device = device
         self._pending: dict[int, _Pending] = {}
+        self._end = end
         self.failed = 0  # requests that a policy's error ended
 
     def take_turn(
@@ -64,9 +73,9 @@ class Looks:
         """A request's part of a safe point: `begin`, unless a look is on its way, and `arrived`.
 
         A policy that fails, which may be anybody's, ends the request that asked for it with its
-        error; the others go on. A request that is to end anyway is not looked at.
+        error; the others go on. It is not looked at again.
         """
-        if request.to_finish is not None:
+        if state.failed:
             return False, None
         kv = request.kv
         try:
@@ -75,18 +84,12 @@ class Looks:
             )
             return looked, self.arrived(kv.req_pool_idx, kv)
         except PolicyError as error:
+            if self._end is None:
+                raise
+            state.failed = True
+            self.failed += 1
             self._end(request, error)
             return False, None
-
-    def _end(self, request: Any, error: PolicyError) -> None:
-        """As SGLang aborts a running request: with the output of the step in flight."""
-        from sglang.srt.managers.schedule_batch import FINISH_ABORT
-
-        logger.error("request %s was ended: %s", request.rid, error, exc_info=error)
-        self.failed += 1
-        request.to_finish = FINISH_ABORT(
-            str(error), HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__
-        )
 
     def begin(
         self,

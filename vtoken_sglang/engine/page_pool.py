@@ -55,6 +55,11 @@ class AllocatorPagePool:
         if pages.size == 0:
             return
         assert int(pages.min()) > 0, "page 0 is the sink"
+        self.release_at_end(pages)
+
+    def release_at_end(self, pages: NDArray[np.int64]) -> None:
+        """Give back the pages of a request that ends: often inside SGLang's free group, which keeps
+        the ids until the group ends."""
         self._allocator.free_page_ids(upload(pages, self._allocator.device))
 
     def free_page_ids(self) -> NDArray[np.int64]:

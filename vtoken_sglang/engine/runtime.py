@@ -37,11 +37,11 @@ from vtoken_sglang.engine.observation_setup import make_observer
 from vtoken_sglang.engine.observation_tap import current_tap
 from vtoken_sglang.engine.owners import prunable, row_owners
 from vtoken_sglang.engine.page_pool import AllocatorPagePool
+from vtoken_sglang.engine.policy_failure import ending
 from vtoken_sglang.engine.prefix import PrefixForks
 from vtoken_sglang.engine.request_options import OptionsOf
 from vtoken_sglang.engine.statistics import Statistics
 from vtoken_sglang.errors import InvariantError
-from vtoken_sglang.kernels.upload import upload
 from vtoken_sglang.policy.victims import due
 
 # Seconds after which a copy that does not finish is an error.
@@ -72,7 +72,8 @@ class Runtime:
             on_fork=lambda row, length: self._forks.move_lock(row, length),
         )
         self._forks = PrefixForks(scheduler, self._reclaimer)
-        if torch.device(self._allocator.device).type == "cuda":
+        device = torch.device(self._allocator.device)
+        if device.type == "cuda":
             is_dense = self._reclaimer.is_dense if config.page_mode == "dense" else None
             install_live_lengths(lambda row: int(self._reclaimer.dead_counts[row]), is_dense)
         self._requests: dict[int, PrunedRequest] = {}  # by row; dropped with the row
@@ -86,7 +87,7 @@ class Runtime:
             page_size=self._page_size,
             tap=current_tap(),
         )
-        self._looks = Looks(self.observer, self.observer.work, torch.device(self._allocator.device))
+        self._looks = Looks(self.observer, self.observer.work, device, ending(scheduler))
         self._idle_checked = False
         self.statistics = Statistics()
         if config.trace is not None:
@@ -255,8 +256,7 @@ class Runtime:
         self._reclaimer.sync_new_tokens(row, kv.kv_allocated_len)
         pages = self._reclaimer.close(row)
         state.released = True
-        # Often inside SGLang's free group, which keeps the ids until it ends.
-        self._allocator.free_page_ids(upload(pages, self._allocator.device))
+        self._pool.release_at_end(pages)
         owned = page_ceil(kv.kv_allocated_len, self._page_size)
         kv.kv_reclaimed_tokens = owned - kv.cache_protected_len
 

@@ -23,7 +23,11 @@ class PolicyError(VTokenError, RuntimeError):
 
     def __init__(self, policy: object, rule: str, value: object) -> None:
         self.policy, self.rule, self.value = type(policy).__name__, rule, value
-        super().__init__(f"policy {self.policy}: scores {rule}, got {value!r}")
+        try:
+            shown = repr(value)
+        except Exception:  # an error of anybody's class, which may fail to show itself, too
+            shown = f"a {type(value).__name__}"
+        super().__init__(f"policy {self.policy}: scores {rule}, got {shown}")
 
 
 class Gather(Enum):
@@ -49,10 +53,18 @@ class Gather(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a policy needs to know of attention; `window` in tokens where the kind has one."""
+    """What a policy needs to know of attention; `window` in tokens where the kind has one.
+
+    Raises:
+        ValueError: a kind with a window, and none given.
+    """
 
     gather: Gather
     window: int = 0
+
+    def __post_init__(self) -> None:
+        if self.window < 1 and self.gather in (Gather.PROMPT_END, Gather.RARELY):
+            raise ValueError(f"Observation: {self.gather} needs a window of at least 1 token")
 
 
 def _no_keys() -> Iterator[Tensor]:

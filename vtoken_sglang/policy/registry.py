@@ -80,12 +80,14 @@ def load_policy(name: str) -> Policy:
 
 
 def check_observed(name: str, observe_layers: str, field: str) -> None:
-    """Refuse policy `name` if it looks at attention and the server observes none.
+    """Refuse policy `name` if it cannot be loaded, or if it looks at attention and the server
+    observes none.
 
     Raises:
-        ConfigError: it does, with `field` named; or it cannot be loaded.
+        ConfigError: with `field` named, or the policy itself.
     """
-    if observe_layers == "none" and load_policy(name).observation() is not None:
+    looks_at_attention = load_policy(name).observation() is not None
+    if observe_layers == "none" and looks_at_attention:
         rule = (
             "looks at attention, and this server observes none (--vtoken-observe-layers none); "
             "start it with another value"

@@ -159,7 +159,8 @@ def victims_on_device(policy: Policy, view: PolicyView, look: Look) -> Tensor:
         int64 [1 + count]: how many scores are not finite, then the victims, ascending.
 
     Raises:
-        PolicyError: the policy raised an error, or its scores have a wrong shape or dtype.
+        PolicyError: the policy raised an error, or its scores have a wrong shape, dtype, layout or
+            device.
     """
     # The policy may write to its view; the victims come from what it was given.
     candidates = view.positions[look.first : look.last].clone()
@@ -167,7 +168,7 @@ def victims_on_device(policy: Policy, view: PolicyView, look: Look) -> Tensor:
         found = policy.score(view)
     except Exception as error:  # anybody's code: it must name itself, and only its request ends
         raise PolicyError(policy, "must be computed without an error", error) from error
-    scores = _checked_scores(policy, found, len(look.positions))
+    scores = _checked_scores(policy, found, view.positions)
     # Candidates ascend, so a stable order breaks ties by lower position.
     order = scores[look.first : look.last].sort(stable=True).indices
     victims = candidates[order[: look.count]].sort().values
@@ -193,11 +194,16 @@ def _as_written(keep: float) -> Fraction:
     return Fraction(repr(keep))
 
 
-def _checked_scores(policy: Policy, scores: object, live: int) -> Tensor:
+def _checked_scores(policy: Policy, scores: object, positions: Tensor) -> Tensor:
+    live = len(positions)
     if not isinstance(scores, Tensor):
         raise PolicyError(policy, "must be a tensor", type(scores).__name__)
     if scores.shape != (live,):
         raise PolicyError(policy, f"must have shape ({live},)", tuple(scores.shape))
     if scores.dtype != torch.float32:
         raise PolicyError(policy, "must be float32", scores.dtype)
+    if scores.layout != torch.strided:
+        raise PolicyError(policy, "must be a dense tensor", scores.layout)
+    if scores.device != positions.device:
+        raise PolicyError(policy, f"must be on {positions.device}", scores.device)
     return scores.detach()

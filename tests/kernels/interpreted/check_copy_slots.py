@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from vtoken_sglang.kernels import triton_copy_slots
 from vtoken_sglang.kernels.copy_slots_ref import copy_slots_ref
 from vtoken_sglang.kernels.triton_copy_slots import copy_slots_triton, launch_shape, warm_up
 
@@ -66,10 +67,13 @@ def test_nothing_to_copy() -> None:
     assert torch.equal(buffer, before)
 
 
-def test_warm_up_changes_nothing() -> None:
+def test_warm_up_prepares_these_buffers_and_changes_nothing() -> None:
     buffers = [random_bytes(8, heads, 16, torch.bfloat16, heads) for heads in (1, 2, 2)]
     before = [buffer.view(torch.uint8).clone() for buffer in buffers]
     warm_up(buffers)
+    assert (
+        tuple((each.data_ptr(), each[0].nbytes) for each in buffers) in triton_copy_slots._groups_of
+    )
     for buffer, bytes_before in zip(buffers, before, strict=True):
         assert torch.equal(buffer.view(torch.uint8), bytes_before)
 
