@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ pytest.importorskip("sglang", reason="needs SGLang")
 
 from tests.helpers.admission import decode_step
 from tests.helpers.fake_engine import THINNED, FakeEngine, FakeRequest, MakeEngine
+from vtoken_sglang.config import RequestOptions, VTokenConfig
 from vtoken_sglang.engine import scheduler_hooks
+from vtoken_sglang.engine.looks import Ahead
 
 LAZY: dict[str, Any] = {"publish": "never", "interval": 512}
 
@@ -89,6 +92,35 @@ def test_a_safe_point_looks_ahead_when_pages_run_out(engine: MakeEngine) -> None
     assert sim.runtime.statistics.early_looks == 2
     assert decode_step(sim, requests)
     assert sim.runtime.statistics.retractions_avoided == 1  # once, not at both
+
+
+def test_a_pool_that_stays_full_is_not_looked_at_in_every_step(engine: MakeEngine) -> None:
+    """A look that frees no page only costs: at a safe point it waits for a page of new tokens and a
+    quarter of the interval; before SGLang takes a request back it does not wait."""
+    sim, requests = full_pool(engine)
+    sim.runtime.relief.wanted = lambda _running: True  # type: ignore[method-assign]
+    found = sim.runtime.statistics
+    for _ in range(40):
+        sim.safe_point()
+        assert found.early_looks == 2
+        sim.decode(*requests)
+    sim.runtime._relieve(SimpleNamespace(reqs=requests))
+    assert found.early_looks == 4
+
+
+@pytest.mark.parametrize(
+    ("interval", "page_size", "least"), [(8, 16, 16), (128, 16, 32), (128, 1, 32), (2, 1, 1)]
+)
+def test_how_far_ahead_is_useful(interval: int, page_size: int, least: int) -> None:
+    options = RequestOptions.resolve(
+        VTokenConfig(policy="random", keep=0.5), {"interval": interval}
+    )
+    for ahead, first in ((Ahead.USEFULLY, least), (Ahead.ALWAYS, 1)):
+        assert not ahead.due(options, first - 1, page_size)
+        assert ahead.due(options, first, page_size)
+    assert not Ahead.NEVER.due(options, 10_000, page_size)
+    unpruned = RequestOptions.resolve(VTokenConfig(), None)
+    assert not Ahead.ALWAYS.due(unpruned, 10_000, page_size)
 
 
 def test_memory_that_came_back_opens_admission(engine: MakeEngine) -> None:

@@ -247,7 +247,9 @@ def test_request_passes(
     )
 
 
-@pytest.mark.parametrize(("start", "prompt_len"), [(0, None), (0, 10), (9, 10), (10, None)])
+@pytest.mark.parametrize(
+    ("start", "prompt_len"), [(0, None), (0, 10), (9, 10), (10, None), (-2, 10)]
+)
 def test_prompt_logprobs_of_a_pruned_request_are_refused(
     start: int, prompt_len: int | None
 ) -> None:
@@ -255,6 +257,34 @@ def test_prompt_logprobs_of_a_pruned_request_are_refused(
         compat.refuse_request(_Options(True), True, start, prompt_len=prompt_len)
     assert (caught.value.field, caught.value.value) == ("logprob_start_len", start)
     assert "pruned prefix" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"enable_torch_compile": 1}, "torch-compile"),
+        ({"enable_hierarchical_cache": 1}, "hierarchical-cache"),
+        ({"cuda_graph_config": {"prefill": {"backend": "full"}}}, "full-prefill-graph"),
+    ],
+)
+@pytest.mark.usefixtures("_environment")
+def test_the_engine_takes_more_types_than_the_command_line(
+    tmp_path: Path, fields: dict[str, Any], rule: str
+) -> None:
+    from sglang.srt.server_args import ServerArgs
+
+    (tmp_path / "config.json").write_text(json.dumps(PLAIN_MODEL))
+    hits = compat.server_args_hits(ServerArgs(model_path=str(tmp_path), device="cpu", **fields))
+    assert rule in {hit.rule for hit in hits}
+
+
+def test_rocm_is_refused_though_pytorch_calls_it_cuda(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = make(Ask(argv=("--device", "cuda")))
+    assert "device" not in {hit.rule for hit in compat.server_args_hits(arguments)}
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    assert "device" in {hit.rule for hit in compat.server_args_hits(arguments)}
 
 
 @pytest.mark.parametrize("prunes", [True, False])

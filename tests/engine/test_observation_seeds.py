@@ -138,6 +138,23 @@ def test_memory_is_bounded_and_the_oldest_go_first() -> None:
     assert server.enter(request([4, *SHARED], 96), 96).observed_len == 96
 
 
+def test_the_tail_of_a_prefix_goes_before_its_head() -> None:
+    """A chain without its head is of no use, and nobody would ever put the head back."""
+    store = ScoreSeeds(16, most_tokens=96)
+    first = store.names("", range(64), 64)
+    store.put(first, 0, np.arange(64, dtype=np.float32))
+    assert len(store.get(first[:2])) == 32  # a follower, whose prompt goes on differently
+    other = store.names("", range(100, 148), 48)
+    store.put(other, 0, np.zeros(48, np.float32))
+    assert len(store) == 6
+    assert store.get(first).tolist() == [*range(48)]
+    assert len(store.get(other)) == 48
+    # Blocks of its own: the head that the request found is used with them.
+    longer = [*first[:2], *store.names("", [*range(32), *range(500, 532)], 64)[2:]]
+    store.put(longer, 2, np.ones(64, np.float32))
+    assert len(store.get(longer)) == 64
+
+
 def test_a_flush_forgets() -> None:
     server = Server()
     server.compute(request(SHARED, 96))

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
 import torch
 
+from tests.helpers.observed_request import OBSERVING, policy_named
+from vtoken_sglang.engine.observation import Observer
 from vtoken_sglang.engine.observation_tap import DecodeTap, WatchedLane
 
 ROWS, WIDTH, HEADS, DIM = 6, 40, 2, 4
@@ -64,13 +70,49 @@ def test_rows_are_cleared_first_and_counts_are_counted() -> None:
     assert tap.scores[3].tolist() == [2.0] * 5 + [0.0] * (WIDTH - 5)
 
 
-def test_what_does_not_fit_is_left_out_and_counted() -> None:
-    tap, _ = make_tap(num_slots=20)
-    lanes = [watched(0, 1, 30, 30), watched(1, 2, 20, 14), watched(2, 3, 5, 5)]
-    tap.watch(torch.tensor([1, 2, 3]), lanes, clear=[])
-    run(tap, 3)
-    assert tap.left_out == 1
-    assert [bool(tap.scores[row].any()) for row in (1, 2, 3)] == [True, False, True]
+def test_more_than_the_lists_hold_is_a_mistake_of_the_caller() -> None:
+    tap, _ = make_tap(num_slots=10)
+    assert tap.room == 40
+    with pytest.raises(AssertionError):
+        tap.watch(torch.tensor([1, 2]), [watched(0, 1, 30, 30), watched(1, 2, 20, 14)], clear=[])
+
+
+@pytest.mark.parametrize("name", OBSERVING)
+def test_a_query_that_does_not_fit_is_not_taken_for_one_that_was_seen(name: str) -> None:
+    """Three decoding requests, room for two: the third is as if its query had not been observed,
+    and is the first of the next step."""
+    policy = policy_named(name)
+    rows = torch.zeros(ROWS, WIDTH, dtype=torch.int32)
+    tap = DecodeTap(rows, 200, frozenset({0}), score_bytes=1 << 16)
+    tap.room = 50
+    observer = Observer(
+        rows=rows, k_buffers=[torch.zeros(200, 1, DIM)], capacity=1, observe_layers="all",
+        observe_every=1, observation_of=lambda _: policy.observation(), tap=tap,
+        live_positions=lambda _, end: np.arange(end), live_len=lambda _, end: end,
+    )  # fmt: skip
+    requests = [
+        SimpleNamespace(
+            kv=SimpleNamespace(req_pool_idx=row, kv_committed_len=20),
+            origin_input_ids=range(20), output_ids=[],
+        )
+        for row in (1, 2, 3)
+    ]  # fmt: skip
+    taken: list[list[int]] = []
+    tap.watch = lambda _rows, lanes, _clear: taken.append([each.lane for each in lanes])  # type: ignore[method-assign,assignment]
+    seen = []
+    for step in range(3):
+        observer.prepare(SimpleNamespace(reqs=requests), True, torch.tensor([1, 2, 3]))
+        seen.append([observer._watched[row].observed_len for row in (1, 2, 3)])
+        for request in requests:
+            request.kv.kv_committed_len += 1
+            request.output_ids = range(step + 1)
+    if name == "snapkv":  # the first query ended the prompt, and only that one counts
+        assert taken == [[0, 1], [2], []]
+        assert observer.counters()["unobserved_queries"] == 1
+        return
+    assert taken == [[0, 1], [0, 2], [1, 2]]
+    assert seen == [[20, 20, 0], [21, 20, 21], [21, 22, 22]]
+    assert observer.counters()["unobserved_queries"] == 3
 
 
 def test_buffers_stay_where_they_are() -> None:

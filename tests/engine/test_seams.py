@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from vtoken_sglang import SUPPORTED_SGLANG_VERSION, patching
+from vtoken_sglang.cli import main
 from vtoken_sglang.config import ENVIRONMENT_VARIABLE, VTokenConfig
-from vtoken_sglang.engine import launch_hooks, plugin
+from vtoken_sglang.engine import installation, launch_hooks, plugin
 from vtoken_sglang.engine.attestation import ATTESTATION_KEY, expected_attestation
 from vtoken_sglang.engine.seams import (
     LAUNCHER_SEAMS,
@@ -23,6 +25,7 @@ from vtoken_sglang.engine.seams import (
     verify_landed,
     verify_source,
 )
+from vtoken_sglang.engine.upstream import UPSTREAM_SHA256
 from vtoken_sglang.errors import SeamError
 
 SEAMS = LAUNCHER_SEAMS + SCHEDULER_SEAMS
@@ -45,7 +48,7 @@ def test_seam_is_complete_and_its_source_is_known(seam: Seam) -> None:
     assert seam.why
     assert seam.remove_when
     assert callable(resolve_hook(seam))
-    verify_source(seam, patching.package_root(), PATCHED)
+    verify_source(seam.name, seam.source, patching.package_root(), PATCHED)
 
 
 def test_seam_names_and_targets_are_unique() -> None:
@@ -59,7 +62,7 @@ def test_changed_upstream_file_is_refused(tmp_path: Path) -> None:
     copy.parent.mkdir(parents=True)
     copy.write_bytes((patching.package_root() / seam.source).read_bytes() + b"# changed\n")
     with pytest.raises(SeamError, match=f"seam {seam.name}: sglang/{seam.source} differs"):
-        verify_source(seam, tmp_path, PATCHED)
+        verify_source(seam.name, seam.source, tmp_path, PATCHED)
 
 
 @pytest.mark.parametrize(
@@ -141,22 +144,144 @@ def test_excluded_plugin_is_noticed() -> None:
     assert "SGLANG_PLUGINS excludes it" in done.stderr
 
 
-def test_without_options_another_sglang_stays_stock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin.importlib.metadata, "version", lambda _name: "0.6.0")
-    monkeypatch.setattr(plugin.sys, "argv", ["launch_server", "--model-path", "m"])
-    assert plugin._version_supported(None) is False
+@pytest.fixture
+def another_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation.importlib.metadata, "version", lambda _name: "0.6.0")
 
 
-@pytest.mark.parametrize("asked_by", ["flag", "environment"])
-def test_another_sglang_is_refused_when_asked_for(
-    monkeypatch: pytest.MonkeyPatch, asked_by: str
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """This process is a launcher, asked for token virtualization in the way of the parameter."""
+    flags = ["--vtoken-policy", "none"] if request.param == "flag" else []
+    monkeypatch.setattr(plugin.sys, "argv", ["launch_server", "--model-path", "m", *flags])
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    if request.param == "environment":
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, VTokenConfig().to_json())
+
+
+NOT_ASKED = pytest.mark.parametrize("asked", [None], indirect=True)
+ASKED = pytest.mark.parametrize("asked", ["flag", "environment"], indirect=True)
+
+
+@NOT_ASKED
+@pytest.mark.usefixtures("another_sglang", "asked")
+def test_without_options_another_sglang_stays_stock() -> None:
+    before = plugin.registered_seams()
+    plugin.load()
+    assert plugin.registered_seams() == before
+
+
+@ASKED
+@pytest.mark.usefixtures("another_sglang", "asked")
+def test_another_sglang_is_refused_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        plugin.load()
+    said = f"0.6.0 is installed, only {SUPPORTED_SGLANG_VERSION}"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("another_sglang")
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_our_commands_name_the_version_they_need(
+    command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(plugin.importlib.metadata, "version", lambda _name: "0.6.0")
-    flags = ["--vtoken-policy", "none"] if asked_by == "flag" else []
-    monkeypatch.setattr(plugin.sys, "argv", ["launch_server", *flags])
-    config = VTokenConfig() if asked_by == "environment" else None
-    with pytest.raises(SeamError, match=f"0.6.0 is installed, only {SUPPORTED_SGLANG_VERSION}"):
-        plugin._version_supported(config)
+    assert main([command]) == 2
+    assert f"install sglang=={SUPPORTED_SGLANG_VERSION}" in capsys.readouterr().err
+
+
+def test_a_missing_sglang_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(_name: str) -> str:
+        raise installation.importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(installation.importlib.metadata, "version", version)
+    with pytest.raises(SeamError, match="sglang is not installed, only"):
+        installation.require_version()
+
+
+@ASKED
+@pytest.mark.usefixtures("asked")
+def test_whatever_fails_in_the_plugin_is_a_refusal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SGLang would log the exception and serve without us."""
+
+    def broken(_seam: object) -> None:
+        raise PermissionError(13, "Permission denied", "utils.py")
+
+    monkeypatch.setattr(plugin, "register", broken)
+    monkeypatch.setattr(plugin, "_registered", [])
+    with pytest.raises(SystemExit):
+        plugin.load()
+    line = capsys.readouterr().err
+    assert "seam plugin: could not be put in place (PermissionError" in line
+
+
+@NOT_ASKED
+@pytest.mark.usefixtures("asked")
+def test_a_stock_server_is_not_stopped_by_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_seam: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(plugin, "register", broken)
+    with pytest.raises(PermissionError):  # SGLang's business: it logs it and serves
+        plugin.load()
+
+
+@pytest.mark.parametrize("source", sorted(UPSTREAM_SHA256))
+def test_a_local_change_of_any_file_we_build_on_is_refused(tmp_path: Path, source: str) -> None:
+    copy = tmp_path / source
+    with pytest.raises(SeamError, match=f"sglang/{source} differs .*no file"):
+        verify_source("upstream", source, tmp_path, PATCHED)
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes((patching.package_root() / source).read_bytes())
+    verify_source("upstream", source, tmp_path, PATCHED)
+    copy.write_bytes(copy.read_bytes() + b"# changed\n")
+    with pytest.raises(SeamError, match=f"seam upstream: sglang/{source} differs"):
+        verify_source("upstream", source, tmp_path, PATCHED)
+
+
+def test_every_file_with_a_hash_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+    monkeypatch.setattr(
+        installation, "verify_source", lambda _name, source, *_: compared.append(source)
+    )
+    installation.verify_installation(LAUNCHER_SEAMS)
+    assert set(UPSTREAM_SHA256) <= set(compared)
+    assert not PATCHED & set(UPSTREAM_SHA256) - {seam.source for seam in SEAMS}
+
+
+NESTED = """
+import multiprocessing, sys, time
+from vtoken_sglang.engine.installation import refuse
+from vtoken_sglang.errors import SeamError
+
+def scheduler():
+    refuse(SeamError("x", "is not there"))
+
+def controller():
+    multiprocessing.Process(target=scheduler).start()
+    time.sleep(60)  # as SGLang's, it waits for the scheduler's word for ever
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("spawn")
+    started = multiprocessing.Process(target=globals()[sys.argv[1]])
+    started.start()
+    started.join(50)
+    print(started.exitcode)
+"""
+
+
+@pytest.mark.parametrize(("started", "status"), [("scheduler", 2), ("controller", -signal.SIGQUIT)])
+def test_a_refusal_reaches_the_launcher(tmp_path: Path, started: str, status: int) -> None:
+    """Its own child's it sees; below a controller the controller has to end."""
+    script = tmp_path / "nested.py"
+    script.write_text(NESTED)
+    done = subprocess.run(
+        [sys.executable, str(script), started],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert "vtoken-sglang: seam x: is not there" in done.stderr
+    assert done.stdout.split() == [str(status)]
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,15 @@ def test_prompt_logprobs_of_a_pruned_request_are_refused(start: int) -> None:
 
 
 @pytest.mark.usefixtures("serving")
+def test_a_turn_of_a_session_asks_about_tokens_that_came_before() -> None:
+    """SGLang counts the start from the session's first token, which is not in this prompt."""
+    start = len(PROMPT)
+    ask(generate(return_logprob=True, logprob_start_len=start))
+    with pytest.raises(ConfigError, match="logprob_start_len"):
+        ask(generate(return_logprob=True, logprob_start_len=start, session_params={"id": "a"}))
+
+
+@pytest.mark.usefixtures("serving")
 @pytest.mark.parametrize(
     "fields",
     [

@@ -102,7 +102,8 @@ def refuse_request(
     Args:
         options: the request's resolved options.
         return_logprob, logprob_start_len: as in SGLang's request; None and -1 mean that only
-            output tokens get log-probabilities, otherwise prompt tokens from that position on.
+            output tokens get log-probabilities, otherwise prompt tokens from that position on
+            (from the first one for any other negative number).
         prompt_len: tokens in the prompt, where known; a start at or past it asks for none of them.
         beam_width: as in SGLang's sampling parameters; None and 1 mean no beam search.
 
@@ -113,7 +114,7 @@ def refuse_request(
         # Refused for every request: a slot shared by two rows would be freed or moved twice.
         raise ConfigError("beam_width", "must be 1, beams share slots between rows", beam_width)
     start = -1 if logprob_start_len is None else logprob_start_len
-    asked = return_logprob and start >= 0 and (prompt_len is None or start < prompt_len)
+    asked = return_logprob and start != -1 and (prompt_len is None or start < prompt_len)
     if asked and options.prunes:
         rule = (
             "must be -1 in a pruned request, since prompt log-probabilities would be computed "

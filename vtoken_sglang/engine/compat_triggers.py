@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vtoken_sglang.engine.compat_types import ArgsView, Ask, Trigger, required
 
 SUPPORTED_BACKENDS = ("flashinfer", "triton", "torch_native")
@@ -11,8 +13,8 @@ PLAIN_KV_DTYPES = ("auto", "bf16", "bfloat16")
 
 
 def switch(name: str, flag: str) -> Trigger:
-    """Applies when a boolean field is on."""
-    return Trigger(fields=(name,), find=lambda args: flag if args.value(name) is True else None)
+    """Applies when a boolean field is on; the offline Engine takes any value that is true."""
+    return Trigger(fields=(name,), find=lambda args: flag if args.value(name) else None)
 
 
 def more_than_one(name: str, flag: str) -> Trigger:
@@ -116,18 +118,28 @@ def split_backends(args: ArgsView) -> str | None:
 
 def full_prefill_graph(args: ArgsView) -> str | None:
     """A CUDA graph over the whole prefill, attention included."""
-    config = args.value("cuda_graph_config")
-    resolved = None if config is None else config.prefill.backend
+    prefill = _member(args.value("cuda_graph_config"), "prefill")
+    resolved = _member(prefill, "backend")
     if "full" in (resolved, args.value("cuda_graph_backend_prefill")):
         return "--cuda-graph-backend-prefill full"
     return None
 
 
+def _member(group: Any, name: str) -> Any:
+    """A member of a group of options, which the offline Engine takes as a dict, too."""
+    return group.get(name) if isinstance(group, dict) else getattr(group, name, None)
+
+
 def device(args: ArgsView) -> str | None:
-    """A device other than CUDA and CPU."""
+    """A device other than NVIDIA's and CPU. PyTorch for ROCm calls its devices cuda, too."""
     value = args.value("device")
-    if value is None or str(value).split(":", 1)[0] in ("cuda", "cpu"):
+    kind = None if value is None else str(value).split(":", 1)[0]
+    if kind in (None, "cpu"):
         return None
+    if kind == "cuda":
+        import torch
+
+        return None if torch.version.hip is None else f"{args.spelled('device', '--device')} (ROCm)"
     return args.spelled("device", "--device")
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import multiprocessing
+import os
+import signal
 import sys
 from typing import NoReturn
 
-from vtoken_sglang import patching
+from vtoken_sglang import SUPPORTED_SGLANG_VERSION, patching
 from vtoken_sglang.engine.seams import Seam, verify_source
-from vtoken_sglang.errors import VTokenError
+from vtoken_sglang.engine.upstream import UPSTREAM_SHA256
+from vtoken_sglang.errors import SeamError, VTokenError
+
+LAUNCHER = "MainProcess"  # multiprocessing's name for the process that nothing of it started
 
 _verified = False
 
@@ -24,15 +31,46 @@ def is_verified() -> bool:
 
 
 def refuse(error: VTokenError) -> NoReturn:
-    """Print one line and exit. Not an `Exception`, so SGLang cannot swallow it."""
+    """Print one line and exit. Not an `Exception`, so SGLang cannot swallow it.
+
+    The launcher notices that a scheduler ended. SGLang's data-parallel controller does not: it
+    waits for the scheduler's word on a pipe that it holds open itself, and the launcher for the
+    controller. It is told as SGLang's own failing schedulers tell it.
+    """
     print(f"vtoken-sglang: {error}", file=sys.stderr, flush=True)
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid and parent.name != LAUNCHER:
+        os.kill(parent.pid, signal.SIGQUIT)
     raise SystemExit(2)
 
 
+def installed_version() -> str | None:
+    """SGLang's version; None where it is not installed. Imports nothing of it."""
+    try:
+        return importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def require_version() -> None:
+    """Raise SeamError unless the SGLang that this code was written for is installed."""
+    found = installed_version()
+    if found != SUPPORTED_SGLANG_VERSION:
+        installed = "sglang is not installed" if found is None else f"sglang {found} is installed"
+        raise SeamError(
+            "sglang-version",
+            f"{installed}, only {SUPPORTED_SGLANG_VERSION} is supported",
+            f"install sglang=={SUPPORTED_SGLANG_VERSION}",
+        )
+
+
 def verify_installation(seams: tuple[Seam, ...]) -> None:
-    """Check patches and upstream files on disk. Raises SeamError naming what is missing."""
+    """Check patches and upstream files on disk: those that hooks attach to, and those whose classes
+    are extended. Raises SeamError naming what is missing or changed."""
     root = patching.package_root()
     patching.check(root)
     patched = frozenset(patching.touched_files())
     for seam in seams:
-        verify_source(seam, root, patched)
+        verify_source(seam.name, seam.source, root, patched)
+    for source in UPSTREAM_SHA256.keys() - {seam.source for seam in seams}:
+        verify_source("upstream", source, root, patched)

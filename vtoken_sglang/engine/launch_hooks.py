@@ -14,6 +14,7 @@ from vtoken_sglang.config import (
     to_environment,
 )
 from vtoken_sglang.engine.attestation import ATTESTATION_KEY, expected_attestation
+from vtoken_sglang.engine.compat_triggers import BACKEND_FIELDS
 from vtoken_sglang.engine.installation import refuse, verify_installation
 from vtoken_sglang.engine.seams import LAUNCHER_SEAMS, SCHEDULER_SEAMS
 from vtoken_sglang.errors import ConfigError, SeamError, VTokenError
@@ -41,6 +42,7 @@ def activate_from_arguments(server_args: Any, _cls: type, arguments: argparse.Na
         _check_trace(config.trace)
         to_environment(config)
         verify_installation(LAUNCHER_SEAMS + SCHEDULER_SEAMS)
+        _prefer_our_backend(server_args)
         refuse_server_args(server_args)
     except VTokenError as error:
         refuse(error)
@@ -81,15 +83,14 @@ def refuse_unsupported_arguments(_result: None, server_args: Any) -> None:
         refuse(error)
 
 
-def prefer_our_backend(argv: list[str]) -> list[str]:
+def _prefer_our_backend(server_args: Any) -> None:
     """On CUDA, name flashinfer where the user named no backend: SGLang would pick one by the GPU's
-    generation that cannot read scattered slots."""
+    generation that cannot read scattered slots. The arguments are not resolved yet."""
     import torch
 
-    named = any(arg.split("=")[0].endswith("attention-backend") for arg in argv)
-    if named or not torch.cuda.is_available():
-        return argv
-    return [*argv, "--attention-backend", "flashinfer"]
+    named = any(getattr(server_args, field) is not None for field, _ in BACKEND_FIELDS)
+    if not named and server_args.device in (None, "cuda") and torch.cuda.is_available():
+        server_args.attention_backend = "flashinfer"
 
 
 def _resolved_page_size(server_args: Any) -> int:
@@ -149,6 +150,14 @@ def validate_request(tokenized: Any, manager: Any, *_args: Any, **_kwargs: Any) 
         options,
         tokenized.return_logprob,
         tokenized.logprob_start_len,
-        prompt_len=len(tokenized.input_ids) if tokenized.input_ids is not None else None,
+        prompt_len=_prompt_len(tokenized),
         beam_width=getattr(parameters, "beam_width", None),
     )
+
+
+def _prompt_len(tokenized: Any) -> int | None:
+    """Tokens of the whole prompt; None where they are not known here: a turn of a session goes on
+    from tokens that only the scheduler has."""
+    if tokenized.input_ids is None or getattr(tokenized, "session_params", None) is not None:
+        return None
+    return len(tokenized.input_ids)

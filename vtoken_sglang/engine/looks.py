@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +32,27 @@ class Looked(Protocol):
     options: RequestOptions
     last_len: int
     failed: bool
+
+
+class Ahead(Enum):
+    """How far ahead of its interval a request may be looked at.
+
+    NEVER: not at all.
+    USEFULLY: when a page, and a quarter of the interval, came since the last look. With a pool that
+        stays full this is asked in every step, and a look that frees no page only costs.
+    ALWAYS: when a token came: SGLang would take requests back next.
+    """
+
+    NEVER = "never"
+    USEFULLY = "usefully"
+    ALWAYS = "always"
+
+    def due(self, options: RequestOptions, new: int, page_size: int) -> bool:
+        """Whether to look after `new` tokens since the last look."""
+        if self is Ahead.NEVER or not options.prunes:
+            return False
+        least = 1 if self is Ahead.ALWAYS else max(page_size, options.interval // 4)
+        return new >= least
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +76,13 @@ class Looks:
         work: DeviceWork,
         device: torch.device,
         end: Callable[[Any, PolicyError], None] | None = None,
+        page_size: int = 1,
     ) -> None:
         self._observer = observer
         self._work = work
         self._device = device
         self._pending: dict[int, _Pending] = {}
-        self._end = end
+        self._end, self._page_size = end, page_size
         self.failed = 0  # requests that a policy's error ended
 
     def take_turn(
@@ -68,7 +91,7 @@ class Looks:
         state: Looked,
         sealed_len: int,
         live_positions: Callable[[Any, Any], NDArray[np.int64]],
-        ahead_of_time: bool = False,
+        ahead: Ahead = Ahead.NEVER,
     ) -> tuple[bool, NDArray[np.int64] | None]:
         """A request's part of a safe point: `begin`, unless a look is on its way, and `arrived`.
 
@@ -80,7 +103,7 @@ class Looks:
         kv = request.kv
         try:
             looked = not self.waiting(kv.req_pool_idx) and self.begin(
-                request, state, sealed_len, live_positions, ahead_of_time
+                request, state, sealed_len, live_positions, ahead
             )
             return looked, self.arrived(kv.req_pool_idx, kv)
         except PolicyError as error:
@@ -97,7 +120,7 @@ class Looks:
         state: Looked,
         sealed_len: int,
         live_positions: Callable[[Any, Any], NDArray[np.int64]],
-        ahead_of_time: bool = False,
+        ahead: Ahead = Ahead.NEVER,
     ) -> bool:
         """Look for victims of a request (SGLang's `Req`) if it is time to; whether it was.
 
@@ -105,14 +128,14 @@ class Looks:
             state: its options, and when it was last looked at (changed here).
             sealed_len: positions from here on may not die.
             live_positions: (state, record) -> positions that count as alive, ascending.
-            ahead_of_time: do not wait for the interval if there are tokens since the last look.
+            ahead: whether to wait for the interval.
 
         Raises:
             PolicyError: the policy raised an error, or its scores have a wrong shape or dtype.
         """
         kv = request.kv
         self._observer.keep_seeds(request)
-        early = ahead_of_time and state.options.prunes and state.last_len < kv.kv_committed_len
+        early = ahead.due(state.options, kv.kv_committed_len - state.last_len, self._page_size)
         if not early and not due(state.options, state.last_len, kv.kv_committed_len):
             return False
         policy = load_policy(state.options.policy)

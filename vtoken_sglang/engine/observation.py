@@ -37,6 +37,7 @@ class Observer:
         scores: float32 [1 + capacity, width], the model's device; sums over query heads and
             observed layers by (score row, position); row 0 is never used.
         unwatched: requests that found no free score row and run unobserved.
+        left_out: queries of decode steps that were not observed because the tap's lists were full.
     """
 
     def __init__(
@@ -89,7 +90,8 @@ class Observer:
         self._free = list(range(len(self.scores) - 1, 0, -1))
         self.layers = observed_layers(observe_layers, len(k_buffers))
         self.last_layer = max(self.layers, default=-1)
-        self.unwatched = 0
+        self.unwatched = self.left_out = 0
+        self._first_lane = 0  # of the tap's next step: what did not fit comes first then
         self.work: DeviceWork = WorkAtOnce() if work is None else work
         self.seeds = SeedKeeper(ScoreSeeds(page_size), self.work)
         self._seeds_of = seeds_of
@@ -141,25 +143,36 @@ class Observer:
     def _prepare_tap(self, tap: DecodeTap, batch: Any, row_ids: torch.Tensor) -> None:
         lanes: list[WatchedLane] = []
         clear: list[int] = []
-        for index, request in enumerate(batch.reqs):
+        room, count, left_out = tap.room, len(batch.reqs), []
+        for index in ((self._first_lane + step) % count for step in range(count)):
+            request = batch.reqs[index]
             end = int(request.kv.kv_committed_len)
             watched = self._watch(request, end - 1)
-            if watched is None:
+            if watched is None or watched.prompt_ended:
+                continue
+            live_len = self._live_len(request.kv.req_pool_idx, end)
+            if live_len > room:
+                # Nothing of it may change: cleared or counted as seen, its zeros would pass for
+                # attention that was observed.
+                left_out.append(index)
                 continue
             for share in self._take(watched, request, end - 1, end):
                 if share.clear:
                     clear.append(share.score_row)
                 if share.queries:
+                    room -= live_len
                     lanes.append(
                         WatchedLane(
                             lane=index,
                             score_row=share.score_row,
                             rarely=share.rarely,
                             span=end,
-                            live_len=self._live_len(request.kv.req_pool_idx, end),
+                            live_len=live_len,
                         )
                     )
-        tap.watch(row_ids, lanes, clear)
+        self._first_lane = left_out[0] if left_out else 0
+        self.left_out += len(left_out)
+        tap.watch(row_ids, sorted(lanes, key=lambda watched: watched.lane), clear)
 
     def _take(self, watched: Watched, request: Any, start: int, end: int) -> list[Share]:
         known = len(request.origin_input_ids) + len(request.output_ids)
@@ -277,6 +290,10 @@ class Observer:
             watched.kept = True
             self.seeds.keep(request, watched, self.scores)
         self.seeds.settle()
+
+    def counters(self) -> dict[str, int]:
+        """For `/server_info`."""
+        return {"unwatched_requests": self.unwatched, "unobserved_queries": self.left_out}
 
     # -- the end of a row -----------------------------------------------------------------------
 

@@ -63,8 +63,8 @@ class ScoreSeeds:
             values = self._blocks.get(name)
             if values is None:
                 break
-            self._blocks.move_to_end(name)
             found.append(values)
+        self._touch(names[: len(found)])
         return np.concatenate(found) if found else np.empty(0, np.float32)
 
     def put(self, names: Sequence[bytes], first: int, values: NDArray[np.float32]) -> None:
@@ -73,9 +73,16 @@ class ScoreSeeds:
         for index, name in enumerate(names[first:]):
             part = values[index * self.block : (index + 1) * self.block]
             self._blocks[name] = np.array(part, np.float32)
-            self._blocks.move_to_end(name)
+        self._touch(names)
         while len(self._blocks) > self._most:
             self._blocks.popitem(last=False)
+
+    def _touch(self, names: Sequence[bytes]) -> None:
+        """Used now. The last block first: without its head a chain is of no use to anyone, so the
+        tail must go before it."""
+        for name in reversed(names):
+            if name in self._blocks:
+                self._blocks.move_to_end(name)
 
     def clear(self) -> None:
         """The tree was flushed."""

@@ -21,6 +21,8 @@ from vtoken_sglang.kernels.pack_live import pack_live
 
 SCORE_BYTES: Final = 1 << 30
 """Most memory of the score table."""
+LISTED_PER_SLOT: Final = 4
+"""Entries of the lists for each slot of the pool; 8 bytes each."""
 
 _SCORE_ROW, _RARELY, _SPAN, _INDPTR = range(4)
 
@@ -51,7 +53,7 @@ class DecodeTap:
         layers: observed layers.
         active: whether the forward prepared last has a watched lane.
         q_heads: query heads of the layers, known once one ran.
-        left_out: watched lanes of a step that did not fit into the lists, since the start.
+        room: live tokens of all watched lanes of a step together, at most.
     """
 
     def __init__(
@@ -67,7 +69,6 @@ class DecodeTap:
         self.layers = layers
         self.active = False
         self.q_heads = 0
-        self.left_out = 0
         capacity = max(1, min(2 * num_rows, score_bytes // (4 * width)))
         device = rows.device
         self.scores = torch.zeros(1 + capacity, width, device=device)
@@ -76,39 +77,37 @@ class DecodeTap:
         padded = -(-(num_rows + 1) // 4) * 4
         self._lanes = torch.zeros(4, padded, dtype=torch.int32, device=device)
         self._queries = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
-        # Shared prefixes are listed once per lane, so the lists may exceed the pool.
-        entries = min(num_rows * width, 2 * num_slots)
-        self._slots = torch.zeros(entries, dtype=torch.int32, device=device)
-        self._positions = torch.zeros(entries, dtype=torch.int32, device=device)
+        # A shared prefix is listed once per lane, so the lists may exceed the pool many times over.
+        self.room = min(num_rows * width, LISTED_PER_SLOT * num_slots)
+        self._slots = torch.zeros(self.room, dtype=torch.int32, device=device)
+        self._positions = torch.zeros(self.room, dtype=torch.int32, device=device)
 
     def watch(self, row_ids: torch.Tensor, lanes: list[WatchedLane], clear: list[int]) -> None:
         """Prepare a decode step. Enqueues on the current stream, the forward's.
 
         Args:
             row_ids: integer [bs], the device's row of each lane.
-            lanes: the watched ones, by ascending lane; none of the others is observed.
+            lanes: the watched ones, by ascending lane, `room` live tokens at most; none of the
+                others is observed.
             clear: score rows to zero first.
         """
         if not lanes and not clear and not self.active:
             return
         host = torch.zeros(self._lanes.shape, dtype=torch.int32, pin_memory=self._rows.is_cuda)
         # Filled on the host through numpy: element by element a tensor would be slow.
-        table, taken = host.numpy(), 0
+        table = host.numpy()
+        assert sum(watched.live_len for watched in lanes) <= self.room
         for watched in lanes:
-            if taken + watched.live_len > len(self._slots):
-                self.left_out += 1
-                continue
             table[_SCORE_ROW, watched.lane] = watched.score_row
             table[_RARELY, watched.lane] = watched.rarely
             table[_SPAN, watched.lane] = watched.span
             table[_INDPTR, watched.lane + 1] = watched.live_len
-            taken += watched.live_len
         table[_INDPTR].cumsum(out=table[_INDPTR])
         self._lanes.copy_(host, non_blocking=True)
         if clear:
             index = torch.tensor(clear, dtype=torch.int64, pin_memory=self._rows.is_cuda)
             self.scores.index_fill_(0, index.to(self._rows.device, non_blocking=True), 0.0)
-        self.active = taken > 0
+        self.active = bool(lanes)
         if self.active:
             count = len(row_ids)
             pack_live(
@@ -159,6 +158,10 @@ def make_tap(
     global _tap
     if _tap is None or _tap.scores.device != rows.device:
         _tap = DecodeTap(rows, num_slots, layers, score_bytes)
+        if rows.is_cuda:
+            from vtoken_sglang.kernels.triton_pack_live import warm_up
+
+            warm_up(rows, torch.int32, spans_dtype=torch.int32, positions=True)
     return _tap
 
 

@@ -9,13 +9,18 @@ on stderr that says what is wrong.
 
 from __future__ import annotations
 
-import importlib.metadata
+import os
 import sys
 
 from vtoken_sglang import SUPPORTED_SGLANG_VERSION
-from vtoken_sglang.config import VTokenConfig, from_environment
+from vtoken_sglang.config import ENVIRONMENT_VARIABLE, from_environment
 from vtoken_sglang.engine import installation
-from vtoken_sglang.engine.installation import refuse, verify_installation
+from vtoken_sglang.engine.installation import (
+    installed_version,
+    refuse,
+    require_version,
+    verify_installation,
+)
 from vtoken_sglang.engine.seams import (
     LAUNCHER_SEAMS,
     SCHEDULER_SEAMS,
@@ -34,9 +39,10 @@ def load() -> None:
     Exits the process when the product is asked for and any part of it cannot be put in place.
     """
     try:
+        if not _asked() and installed_version() != SUPPORTED_SGLANG_VERSION:
+            return  # stock
+        require_version()
         config = from_environment()
-        if not _version_supported(config):
-            return
         seams = LAUNCHER_SEAMS + (SCHEDULER_SEAMS if config is not None else ())
         if config is not None:
             verify_installation(seams)
@@ -50,6 +56,10 @@ def load() -> None:
             install_backends(config)
     except VTokenError as error:
         refuse(error)
+    except Exception as error:
+        if _asked():  # whatever it is, SGLang would log it and serve without us
+            refuse(SeamError("plugin", f"could not be put in place ({error!r})"))
+        raise
 
 
 def registered_seams() -> tuple[Seam, ...]:
@@ -57,19 +67,11 @@ def registered_seams() -> tuple[Seam, ...]:
     return tuple(_registered)
 
 
-def _version_supported(config: VTokenConfig | None) -> bool:
-    """Return False (stay stock) on another SGLang when nobody asked for us; raise when asked."""
-    installed = importlib.metadata.version("sglang")
-    if installed == SUPPORTED_SGLANG_VERSION:
-        return True
-    asked = config is not None or any(arg.startswith("--vtoken-") for arg in sys.argv[1:])
-    if asked:
-        raise SeamError(
-            "sglang-version",
-            f"sglang {installed} is installed, only {SUPPORTED_SGLANG_VERSION} is supported",
-            f"install sglang=={SUPPORTED_SGLANG_VERSION}",
-        )
-    return False
+def _asked() -> bool:
+    """Whether this process was asked to virtualize tokens, by its parent or its command line."""
+    return ENVIRONMENT_VARIABLE in os.environ or any(
+        argument.startswith("--vtoken-") for argument in sys.argv[1:]
+    )
 
 
 def _verify_after_apply() -> None:

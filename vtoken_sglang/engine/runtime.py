@@ -31,7 +31,7 @@ from vtoken_sglang.engine.capacity_lengths import Lengths
 from vtoken_sglang.engine.capacity_relief import Relief
 from vtoken_sglang.engine.copiers import make_copy_engine
 from vtoken_sglang.engine.device_work import make_device_work
-from vtoken_sglang.engine.looks import Looks
+from vtoken_sglang.engine.looks import Ahead, Looks
 from vtoken_sglang.engine.observation import Observer
 from vtoken_sglang.engine.observation_setup import make_observer
 from vtoken_sglang.engine.observation_tap import current_tap
@@ -87,7 +87,8 @@ class Runtime:
             page_size=self._page_size,
             tap=current_tap(),
         )
-        self._looks = Looks(self.observer, self.observer.work, device, ending(scheduler))
+        end = ending(scheduler)
+        self._looks = Looks(self.observer, self.observer.work, device, end, self._page_size)
         self._idle_checked = False
         self.statistics = Statistics()
         if config.trace is not None:
@@ -114,7 +115,8 @@ class Runtime:
         short = self.relief.wanted(len(owners))
         opened = self.capacity.soon_opened(owners, steps=1) // self._page_size
         reserve = opened if short else len(owners)
-        worked = self._work(owners, owners, force=short, reserve_pages=reserve)
+        ahead = Ahead.USEFULLY if short else Ahead.NEVER
+        worked = self._work(owners, owners, ahead, reserve_pages=reserve)
         self.relief.watch(len(running_batch.reqs))
         now_free = self._pool.free_pages()
         self.relief.gained(now_free - free if short else None)
@@ -129,16 +131,15 @@ class Runtime:
         chunked request is left out: its chunk has just been stashed."""
         owners = row_owners(self._scheduler, batch)
         decoding = [r for r in owners if r is not self._scheduler.chunked_req]
-        self._work(decoding, owners, force=True, reserve_pages=0)
+        self._work(decoding, owners, Ahead.ALWAYS, reserve_pages=0)
         self._looks.wait()
         self._reclaimer.copies.wait(COPY_TIMEOUT)
-        self._work(decoding, owners, force=False, reserve_pages=0)
+        self._work(decoding, owners, Ahead.NEVER, reserve_pages=0)
 
     def _work(
-        self, candidates: list[Any], owners: list[Any], *, force: bool, reserve_pages: int
+        self, candidates: list[Any], owners: list[Any], ahead: Ahead, reserve_pages: int
     ) -> bool:
-        """Prune the candidates that are due (`force`: all with new tokens), then reclaim. Returns
-        whether there was anything to work on.
+        """Prune the candidates due by now or `ahead`, then reclaim; whether there was any work.
 
         `owners`: every request with a row. `reserve_pages`: pages repacks leave alone.
         """
@@ -150,7 +151,7 @@ class Runtime:
             if self._reclaimer.table(row) is not None:
                 self._reclaimer.sync_new_tokens(row, request.kv.kv_allocated_len)
             first = self._options_of(request).last_len == 0
-            looked = self._prune_if_due(request, sealed_len, force)
+            looked = self._prune_if_due(request, sealed_len, ahead)
             self.capacity.changed |= looked and first
             if looked or row in self._forks.waiting:
                 looked_at.append(request)
@@ -158,7 +159,7 @@ class Runtime:
                 sealed[row] = sealed_len
         if not sealed and not self._reclaimer.copies.busy:
             return False
-        pressure = force or self.capacity.under_pressure(self._pool.free_pages())
+        pressure = ahead is not Ahead.NEVER or self.capacity.under_pressure(self._pool.free_pages())
         self._fork_prefixes(looked_at, owners, pressure)
         report = self._reclaimer.step(
             sealed_upto=sealed, pressure=pressure, reserve_pages=reserve_pages
@@ -170,14 +171,13 @@ class Runtime:
             self._reclaimer.copies.wait(COPY_TIMEOUT)
         return True
 
-    def _prune_if_due(self, request: Any, sealed_len: int, force: bool) -> bool:
-        """Look for victims if it is time to, or ahead of time (`force`), and kill those that were
-        found; whether it did any."""
+    def _prune_if_due(self, request: Any, sealed_len: int, ahead: Ahead) -> bool:
+        """Look for victims if it is time to or `ahead` allows, kill those found; whether it did."""
         state = self._options_of(request)
         kv = request.kv
         on_time = due(state.options, state.last_len, kv.kv_committed_len)
         looked, victims = self._looks.take_turn(
-            request, state, sealed_len, self._live_positions, ahead_of_time=force
+            request, state, sealed_len, self._live_positions, ahead
         )
         self.statistics.early_looks += looked and not on_time
         if victims is None:
@@ -315,7 +315,7 @@ class Runtime:
             "retained_pages": sum(t.ledger.pages_held for t in tables),
             "live_private_tokens": sum(t.live_len - t.tree_owned_live() for t in tables),
             "footprint": footprint(self.capacity, self._requests.values(), tables),
-            "unwatched_requests": self.observer.unwatched,
+            **self.observer.counters(),
             "policy_errors": self._looks.failed,
             "forks": self._forks.describe(),
         }

@@ -269,19 +269,20 @@ SCHEDULER_SEAMS: tuple[Seam, ...] = (
 )
 
 
-def verify_source(seam: Seam, package_root: Path, patched: frozenset[str]) -> None:
-    """Raise SeamError unless the file that defines `seam.target` is the one written against.
+def verify_source(name: str, source: str, package_root: Path, patched: frozenset[str]) -> None:
+    """Raise SeamError for seam `name` unless the file `source` is the one written against.
 
     Files in `patched` belong to the patch series and are checked by `vtoken_sglang.patching`.
     """
-    if seam.source in patched:
+    if source in patched:
         return
-    expected = UPSTREAM_SHA256[seam.source]
-    got = hashlib.sha256((package_root / seam.source).read_bytes()).hexdigest()
+    expected = UPSTREAM_SHA256[source]
+    path = package_root / source
+    got = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "no file"
     if got != expected:
         raise SeamError(
-            seam.name,
-            f"sglang/{seam.source} differs from the supported release "
+            name,
+            f"sglang/{source} differs from the supported release "
             f"(sha256 {got[:12]}, expected {expected[:12]})",
             "reinstall the supported sglang, or remove the local change",
         )

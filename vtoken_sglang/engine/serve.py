@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vtoken_sglang.config import from_environment, split_arguments, to_environment
+from vtoken_sglang.engine.installation import require_version
 from vtoken_sglang.errors import ConfigError, SeamError, VTokenError
 
 
@@ -22,32 +23,34 @@ def serve(argv: list[str]) -> int:
     Raises:
         ConfigError, SeamError, UnsupportedModeError: before the model is loaded.
     """
-    config, sglang_argv = split_arguments(argv)
-    if config is not None:
-        to_environment(config)
-    _check_early(sglang_argv)
+    require_version()
+    if "--config" not in argv:
+        config, argv = split_arguments(argv)
+        if config is not None:
+            to_environment(config)
+        _check_early(argv)
+    # Otherwise the file may hold any of it: SGLang merges it, and the command line wins.
     _default_threads()
     # SGLang warns about kernels that this machine lacks, before it says anything of use.
     warnings.filterwarnings("ignore", category=UserWarning, module=r"sglang\.")
+    import yaml
     from sglang.srt.utils import kill_process_tree
 
     _load_plugins()
     from sglang.launch_server import run_server
     from sglang.srt.server_args import prepare_server_args
 
-    from vtoken_sglang.engine.launch_hooks import prefer_our_backend
-
     try:
-        if config is not None:
-            sglang_argv = prefer_our_backend(sglang_argv)
-        with _short_usage(sglang_argv):
-            server_args = prepare_server_args(sglang_argv)
+        with _short_usage(argv):
+            server_args = prepare_server_args(argv)
         _check_model(server_args.model_path)
         _check_port(server_args.host, server_args.port)
         run_server(server_args)
     except VTokenError:
         raise
-    except (ValueError, OSError, RuntimeError, AssertionError, ImportError) as error:
+    except (
+        ValueError, OSError, RuntimeError, AssertionError, ImportError, yaml.YAMLError
+    ) as error:  # fmt: skip
         # One line for the user; SGLang's own log above it has the traceback where there is one.
         text = str(error).strip() or type(error).__name__
         first_line = text.splitlines()[0]
@@ -84,6 +87,7 @@ def check(argv: list[str]) -> int:
         raise ConfigError("check", "takes no arguments", argv[0])
     from vtoken_sglang.config import VTokenConfig
 
+    require_version()
     if from_environment() is None:
         to_environment(VTokenConfig())
     _load_plugins()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import torch
 
-BLOCK_WEIGHTS = 1 << 22
-"""Weights held at once (16 MiB): query heads x queries of a block x keys."""
+BLOCK_WEIGHTS = {"cpu": 1 << 22, "cuda": 1 << 25}
+"""Weights held at once, by kind of device (float32): query heads x queries of a block x keys. On
+the CPU they should stay in a cache; on CUDA each block costs launches, whatever its size."""
 
 
 def add_query_mass(
@@ -35,7 +36,7 @@ def add_query_mass(
     n, kv_heads, _ = keys.shape
     keys_t = keys.float().permute(1, 2, 0)
     entry = torch.arange(n, device=keys.device)
-    rows = max(1, BLOCK_WEIGHTS // (q_heads * n))
+    rows = max(1, BLOCK_WEIGHTS.get(q.device.type, BLOCK_WEIGHTS["cpu"]) // (q_heads * n))
     for begin in range(0, queries, rows):
         part = q[begin : begin + rows].float()
         count = part.shape[0]

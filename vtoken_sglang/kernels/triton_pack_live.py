@@ -128,7 +128,13 @@ def pack_live_triton(
     )
 
 
-def warm_up(rows: torch.Tensor, slots_dtype: torch.dtype) -> None:
+def warm_up(
+    rows: torch.Tensor,
+    slots_dtype: torch.dtype,
+    *,
+    spans_dtype: torch.dtype = torch.int64,
+    positions: bool = False,
+) -> None:
     """Compile every form that rows of this table can need, so that no request waits for it.
 
     The number of blocks, rounded up to a power of two, is compiled in. Reads row 0 only.
@@ -136,14 +142,18 @@ def warm_up(rows: torch.Tensor, slots_dtype: torch.dtype) -> None:
     Args:
         rows: the engine's row table, as in `pack_live`.
         slots_dtype: dtype of the lists that will be packed.
+        spans_dtype: dtype of the lanes' spans.
+        positions: whether positions will be listed, too.
     """
     device = rows.device
     lane = torch.zeros(1, dtype=torch.int64, device=device)
+    spans = torch.zeros(1, dtype=spans_dtype, device=device)
     indptr = torch.zeros(2, dtype=torch.int32, device=device)
     slots = torch.zeros(1, dtype=slots_dtype, device=device)
+    listed = torch.zeros(1, dtype=torch.int32, device=device) if positions else None
     max_span = min(BLOCK, rows.shape[1])
     while True:
-        pack_live_triton(rows, lane, lane, indptr, slots, max_span=max_span)
+        pack_live_triton(rows, lane, spans, indptr, slots, listed, max_span=max_span)
         if max_span == rows.shape[1]:
             return
         max_span = min(2 * max_span, rows.shape[1])

@@ -108,17 +108,26 @@ def test_any_bound_on_the_span_will_do(max_span: int) -> None:
 
 
 @pytest.mark.parametrize("width", [100, BLOCK, 5 * BLOCK + 3, 8 * BLOCK])
-def test_warm_up_meets_every_form(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every number of blocks that a span can give, rounded up to a power of two."""
+@pytest.mark.parametrize("observed", [False, True])
+def test_warm_up_meets_every_form(
+    width: int, observed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every number of blocks that a span can give, rounded up to a power of two, with the types of
+    the lists that are read by attention, and of those that attention is observed with."""
     spans: list[int] = []
     run = pack_live_triton
 
-    def note(*lists: torch.Tensor, max_span: int) -> None:
+    def note(*lists: torch.Tensor | None, max_span: int) -> None:
         spans.append(max_span)
-        run(*lists, max_span=max_span)
+        types = [None if each is None else each.dtype for each in lists]
+        by_host = torch.int32 if observed else torch.int64
+        listed = torch.int32 if observed else None
+        assert types[1:] == [torch.int64, by_host, torch.int32, torch.int32, listed]
+        run(*lists, max_span=max_span)  # type: ignore[arg-type]
 
     monkeypatch.setattr(triton_pack_live, "pack_live_triton", note)
-    warm_up(torch.zeros(2, width, dtype=torch.int32), torch.int32)
+    options = {"spans_dtype": torch.int32, "positions": True} if observed else {}
+    warm_up(torch.zeros(2, width, dtype=torch.int32), torch.int32, **options)  # type: ignore[arg-type]
 
     def form(span: int) -> int:
         return triton_pack_live.triton.next_power_of_2(-(-span // BLOCK))
