@@ -263,7 +263,7 @@ def test_prompt_logprobs_of_a_pruned_request_are_refused(
     ("fields", "rule"),
     [
         ({"enable_torch_compile": 1}, "torch-compile"),
-        ({"enable_hierarchical_cache": 1}, "hierarchical-cache"),
+        ({"enable_hierarchical_cache": 1}, "hicache"),
         ({"cuda_graph_config": {"prefill": {"backend": "full"}}}, "full-prefill-graph"),
     ],
 )
