@@ -44,6 +44,7 @@ STYLE: Any = {  # matplotlib's own key type is a long literal
 }
 
 MORE_DIGITS = re.compile(r"(\.\d\d)\d+")
+SAME_PLACE = re.compile(r"(\nL \S+ \S+ ?)\1+")
 
 Run = Mapping[str, Any]
 Parameters = ParamSpec("Parameters")
@@ -74,10 +75,15 @@ def to_svg(figure: Figure) -> str:
     text = stream.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    # Coordinates to a hundredth of a point: no eye sees the rest, and it is half of the page.
-    text = re.sub(r' d="[^"]*"', lambda path: MORE_DIGITS.sub(r"\1", path[0]), text)
+    # Coordinates to a hundredth of a point, each place once: no eye sees the rest, and it is half
+    # of the page.
+    text = re.sub(r' d="[^"]*"', lambda path: _shortened(path[0]), text)
     # The viewBox stays; the fixed size in points goes, so that CSS decides.
     return re.sub(r' (?:width|height)="[^"]*pt"', "", text, count=2)
+
+
+def _shortened(path: str) -> str:
+    return SAME_PLACE.sub(r"\1", MORE_DIGITS.sub(r"\1", path))
 
 
 def to_png(figure: Figure) -> bytes:
