@@ -148,8 +148,9 @@ def _report(options: argparse.Namespace, _words: Sequence[str]) -> int:
     results, figures = read_inputs(options.results)
     first = options.results[0]
     folder = first if first.is_dir() else first.parent
-    path = write_report(results, options.out or folder / "report.html", figures)
-    print(f"Report: {path}")
+    if options.out is not None or options.doc is None:
+        path = write_report(results, options.out or folder / "report.html", figures)
+        print(f"Report: {path}")
     if options.figures is not None:
         from .rows import eval_document, write_eval
 

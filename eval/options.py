@@ -69,7 +69,12 @@ def parser() -> argparse.ArgumentParser:
         "results", nargs="+", type=Path, metavar="RESULT",
         help="run folder, folder of a grid, result file, or figures file",
     )  # fmt: skip
-    report.add_argument("--out", type=Path, metavar="FILE", help="default: beside the first result")
+    report.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="default: beside the first result; with --doc none",
+    )
     report.add_argument(
         "--figures", type=Path, metavar="FILE",
         help="also write the table of a grid's folder, as far as it is measured, into this file",
@@ -79,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     )
     report.add_argument(
         "--doc", type=Path, metavar="FILE",
-        help="also write the tables of the figures files between the marks of this text",
+        help="write the tables of the figures files between the marks of this text",
     )  # fmt: skip
     report.add_argument("--png", type=Path, metavar="DIR", help="also write the plots as PNG files")
     return top

@@ -77,9 +77,12 @@ def test_the_full_table_by_study_and_its_answers(tmp_path: Path) -> None:
     assert "**When does copy-on-write beat skip, and by how much?**\n\n- " in found["answers"]
     (tmp_path / "eval.json").write_text(json.dumps(document))
     (tmp_path / "a.md").write_text("<!-- table -->\n<!-- end -->\n")
-    page = ["--out", str(tmp_path / "page.html"), "--doc", str(tmp_path / "a.md")]
-    assert main(["report", str(tmp_path / "eval.json"), *page]) == 0
+    command = ["report", str(tmp_path / "eval.json"), "--doc", str(tmp_path / "a.md")]
+    assert main(command) == 0
     assert found["table"] in (tmp_path / "a.md").read_text()
+    assert not list(tmp_path.glob("*.html"))
+    assert main([*command, "--out", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").exists()
 
 
 @pytest.mark.parametrize("topic", ["cow", "capacity", "eval", "policies"])
