@@ -32,6 +32,7 @@ USED, EVICTABLE, FREE = "#0072b2", "#9ecae8", "#eef1f4"
 STYLE: Any = {  # matplotlib's own key type is a long literal
     "svg.fonttype": "none",
     "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # SVG names all that are listed, in every text
     "font.size": 9.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -43,8 +44,8 @@ STYLE: Any = {  # matplotlib's own key type is a long literal
     "legend.frameon": False,
 }
 
-MORE_DIGITS = re.compile(r"(\.\d\d)\d+")
-SAME_PLACE = re.compile(r"(\nL \S+ \S+ ?)\1+")
+MORE_DIGITS = re.compile(r"(\.\d)\d+")
+MOVE = re.compile(r"([MLz]) ?(-?[\d.]*) ?(-?[\d.]*)")
 
 Run = Mapping[str, Any]
 Parameters = ParamSpec("Parameters")
@@ -75,15 +76,29 @@ def to_svg(figure: Figure) -> str:
     text = stream.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    # Coordinates to a hundredth of a point, each place once: no eye sees the rest, and it is half
-    # of the page.
-    text = re.sub(r' d="[^"]*"', lambda path: _shortened(path[0]), text)
+    text = re.sub(r' d="([^"]*)"', lambda path: f' d="{_shortened(path[1])}"', text)
+    text = re.sub(r' (x|y|transform)="[^"]*"', lambda place: MORE_DIGITS.sub(r"\1", place[0]), text)
+    named = set(re.findall(r"#([\w.-]+)", text))
+    text = re.sub(r' id="([^"]*)"', lambda name: name[0] if name[1] in named else "", text)
+    text = re.sub(r">\s+<", "><", text)
     # The viewBox stays; the fixed size in points goes, so that CSS decides.
     return re.sub(r' (?:width|height)="[^"]*pt"', "", text, count=2)
 
 
 def _shortened(path: str) -> str:
-    return SAME_PLACE.sub(r"\1", MORE_DIGITS.sub(r"\1", path))
+    """A path in tenths of a point, each place once and steps as such: no eye sees the rest, and
+    of a page with many samples it is the larger part."""
+    if set(path) & set("CQAScqas"):
+        return MORE_DIGITS.sub(r"\1", path)
+    found, last = [], ("", "")
+    for command, *place in MOVE.findall(path):
+        x, y = (MORE_DIGITS.sub(r"\1", number) for number in place)
+        if command != "L":
+            found.append(f"{command}{x} {y}".strip())
+        elif (x, y) != last:
+            found.append(f"V{y}" if x == last[0] else f"H{x}" if y == last[1] else f"L{x} {y}")
+        last = (x, y)
+    return "".join(found)
 
 
 def to_png(figure: Figure) -> bytes:

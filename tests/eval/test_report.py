@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vtoken_sglang_eval import plots
 from vtoken_sglang_eval.errors import ResultsError
 from vtoken_sglang_eval.plots import MOST_STEPS, latency_cdf
 from vtoken_sglang_eval.report import render, write_report
@@ -233,10 +234,25 @@ def test_a_distribution_of_many_samples_keeps_its_ends_and_shape() -> None:
     assert list(few.axes[0].lines[0].get_ydata()) == [0.5, 1.0]
 
 
-def test_paths_are_written_to_a_hundredth_of_a_point(html: str) -> None:
+def test_paths_are_written_to_a_tenth_of_a_point(html: str) -> None:
     drawn = re.findall(r' d="([^"]*)"', html)
     assert len(drawn) > 20
-    assert not [path for path in drawn if re.search(r"\.\d{3}", path)]
+    assert not [path for path in drawn if re.search(r"\.\d{2}", path)]
+
+
+@pytest.mark.parametrize(
+    ("path", "short"),
+    [
+        (
+            "M 0 1.25 \nL 2.55 1.21 \nL 2.58 3 \nL 2.51 3.04 \nL 7 -8.19 \nz\n",
+            "M0 1.2H2.5V3V3.0L7 -8.1z",
+        ),
+        ("M 1 2 \nL 1 2 \nL 1 2 \nL 4 2", "M1 2H4"),
+        ("M 0 2.24 \nC 0.58 2.25 1 -0 2 2", "M 0 2.2 \nC 0.5 2.2 1 -0 2 2"),
+    ],
+)
+def test_a_path_names_each_place_once_and_steps_as_such(path: str, short: str) -> None:
+    assert plots._shortened(path) == short
 
 
 def test_an_arm_that_returns_memory_is_named_with_how_much() -> None:
