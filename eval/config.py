@@ -14,6 +14,7 @@ from .arms import select_arms
 from .errors import ConfigError
 
 LIST_FIELDS = ("arms", "server_args")
+LARGEST_SCALE = 100  # a longer trace than any that is known, and text has to be made for it
 CONFIGS = Path(__file__).parent / "configs"
 
 
@@ -103,7 +104,8 @@ class EvalConfig:
         for name in ("slo_ttft", "slo_tpot"):
             self._require(name, "must be a number of seconds of at least 0", _not_negative)
         for name in ("time_scale", "length_scale"):
-            self._require(name, "must be a number above 0", _above_zero)
+            rule = f"must be a number above 0 and at most {LARGEST_SCALE}"
+            self._require(name, rule, _scale)
         self._require("keep", "must be a number above 0 and at most 1", _share)
         self._require("policy", f"must be among {', '.join(_policies())}", _policies().__contains__)
         if self.pool % self.page_size:
@@ -137,6 +139,10 @@ def _at_least(minimum: int) -> Any:
 
 def _port(value: object) -> bool:
     return type(value) is int and 0 <= value <= 65535
+
+
+def _scale(value: Any) -> bool:
+    return _above_zero(value) and float(value) <= LARGEST_SCALE
 
 
 def _above_zero(value: object) -> bool:

@@ -17,6 +17,7 @@ from .config import with_default_model
 from .document import outline
 from .errors import ConfigError
 from .estimate import minutes
+from .figures import check_target
 from .full import Cell, by_server, estimate_cells, open_cells, prepare_all, run_grid, server_command
 from .grid import Study, read_grid
 from .progress import Progress
@@ -30,8 +31,11 @@ def run_full(options: argparse.Namespace, flags: Mapping[str, Any], command: str
     Raises:
         ConfigError, DatasetError: the grid cannot be measured.
         ResultsError: the folder holds another grid.
+        FiguresError: `--figures` names no file for this table.
         ServerError: a server failed; finished cells are kept and the next call goes on.
     """
+    if options.figures:
+        check_target(options.figures, "eval")
     studies = tuple(
         replace(study, config=with_default_model(study.config))
         for study in read_grid(options.config, flags)

@@ -54,6 +54,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 def _run(options: argparse.Namespace, words: Sequence[str]) -> int:
     from .estimate import estimate, minutes
+    from .figures import check_target
     from .progress import Progress
     from .report import write_report
     from .results import new_run_folder
@@ -61,6 +62,8 @@ def _run(options: argparse.Namespace, words: Sequence[str]) -> int:
     from .serve_figures import serve_figures
     from .table import result_table
 
+    if options.figures:
+        check_target(options.figures, "serve")
     prepared = prepare(with_default_model(config_of(options)))
     expected = estimate(
         prepared.config,
@@ -142,10 +145,12 @@ def data_line(prepared: Any) -> str:
 
 
 def _report(options: argparse.Namespace, _words: Sequence[str]) -> int:
-    from .report import write_pngs, write_report
+    from .report import make_folder, write_pngs, write_report
     from .report_inputs import read_inputs
 
     results, figures = read_inputs(options.results)
+    if options.png is not None:
+        make_folder(options.png)
     first = options.results[0]
     folder = first if first.is_dir() else first.parent
     if options.out is not None or options.doc is None:

@@ -38,8 +38,14 @@ def fill_file(path: Path, parts: Mapping[str, str]) -> None:
     """
     try:
         text = path.read_text("utf-8")
-        if not any(f"<!-- {name} -->\n" in text for name in parts):
+        if not parts:
+            raise FiguresError(f"--doc {path}: these figures have no tables")
+        marked = [name for name in parts if f"<!-- {name} -->\n" in text]
+        if not marked:
             raise FiguresError(f"--doc {path}: has no mark among {', '.join(sorted(parts))}")
+        for name in marked:
+            if "<!-- end -->" not in text.partition(f"<!-- {name} -->\n")[2]:
+                raise FiguresError(f"--doc {path}: the mark {name} has no <!-- end -->")
         path.write_text(fill(text, parts), "utf-8")
     except OSError as error:
         raise FiguresError(f"--doc {path}: {error.strerror}") from error

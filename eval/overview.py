@@ -68,6 +68,7 @@ def overview_table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def main_tables(rows: Sequence[Row]) -> dict[str, list[list[str]]]:
     """The main columns, study by study: the head, then a line per arm."""
     kept = {"tokens/s", "TTFT p95, s", "e2e p95, s", "cached, %", "held/request, tokens"}
+    kept |= {"TPOT p50, ms", "goodput, req/s"}
     kept |= {"repeats", "running", "forks", "recall, %", "agreement, %"}
     kept |= {label for label, _, _ in SHOWN_RATIOS}
     found = {}

@@ -50,13 +50,21 @@ def write_pngs(
     shown = table_plots(_table_rows(results, figures))
     shown += [plot for result in results for plot in result_plots(result)]
     shown += [plot for document in figures for plot in figures_plots(document)]
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for plot in shown:
             (folder / f"{plot.name}.png").write_bytes(plots.to_png(plot.figure))
     except OSError as error:
         raise ResultsError(f"--png {folder}: {error.strerror}") from error
     return len(shown)
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of `--png`. Raises ResultsError if that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResultsError(f"--png {folder}: {error.strerror}") from error
 
 
 def render(results: Sequence[Mapping[str, Any]], figures: Sequence[Mapping[str, Any]] = ()) -> str:

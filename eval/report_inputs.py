@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .cells import MANIFEST, CellStore
 from .errors import ResultsError
 from .results import read_result
+
+ROW = ("study", "arm", "repeats", "repeats_planned", "failed", "figures", "ratios")
 
 
 def read_inputs(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -29,10 +31,19 @@ def read_inputs(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[
             continue
         document = _figures_document(path)
         if document is not None:
+            _check_rows(path, document)
             figures.append(document)
         else:
             results.append(read_result(path))
     return results, figures
+
+
+def _check_rows(path: Path, document: Mapping[str, Any]) -> None:
+    """Raise ResultsError if the rows of a table lack what every row has."""
+    for number, row in enumerate(document.get("rows", ())):
+        lacks = [name for name in ROW if name not in row]
+        if lacks:
+            raise ResultsError(f"{path}: row {number} has no {', '.join(lacks)}")
 
 
 def _figures_document(path: Path) -> dict[str, Any] | None:

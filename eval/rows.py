@@ -23,7 +23,7 @@ from typing import Any
 
 from .compare import FIGURES, arm_names, paired_ratios, same_kills
 from .errors import FiguresError
-from .figures import read_figures, replace_json
+from .figures import check_target, replace_json
 from .metrics import spread
 from .provenance import device_label
 from .results import rounded
@@ -165,10 +165,10 @@ def write_eval(path: Path, document: Mapping[str, Any], force: bool = False) -> 
     """Write the document in one step.
 
     Raises:
-        FiguresError: the file there has a row that the document lacks, or has with more repeats or
-            requests; it is then as before.
+        FiguresError: the file there is of another topic, or has a row that the document lacks, or
+            has with more repeats or requests; it is then as before.
     """
-    existing = read_figures(path)
+    existing = check_target(path, document["topic"])
     if existing is not None and not force:
         new = {_key(row): row for row in document["rows"]}
         lost = [

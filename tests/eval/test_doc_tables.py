@@ -49,6 +49,11 @@ def test_a_text_without_any_mark_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("nothing here\n")
     with pytest.raises(FiguresError, match="has no mark among one"):
         fill_file(tmp_path / "a.md", {"one": "1"})
+    with pytest.raises(FiguresError, match="have no tables"):
+        fill_file(tmp_path / "a.md", {})
+    (tmp_path / "open.md").write_text("<!-- one -->\nold\n")
+    with pytest.raises(FiguresError, match="the mark one has no <!-- end -->"):
+        fill_file(tmp_path / "open.md", {"one": "1"})
     with pytest.raises(FiguresError, match="No such file"):
         fill_file(tmp_path / "b.md", {"one": "1"})
 

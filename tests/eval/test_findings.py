@@ -40,11 +40,16 @@ def test_gains_losses_and_neither_are_told_apart() -> None:
         row("c", "auto", {"skip": throughput(0.8, 0.7, 0.9)}),
         row("c", "skip", {}),
         row("d", "auto", {"skip": throughput(1.0, 1.0, 1.0)}),
+        row("e", "auto", {"skip": throughput(1.03, 1.01, 1.05)}),
+        row("f", "auto", {"skip": throughput(0.97, 0.96, 0.99)}),
+        row("g", "auto", {"skip": throughput(1.5, 1.4, 1.6, repeats=2)}),
     ]
     assert dict(findings(rows))[SKIP] == [
         "auto: more tokens per second than skip in every repeat: a 1.50 [1.20, 1.80].",
         "auto: fewer than skip in every repeat: c 0.80 [0.70, 0.90].",
-        "auto: no clear difference to skip: b 1.10 [0.90, 1.30]; d 1.00 [1.00, 1.00].",
+        "auto: no clear difference to skip: b 1.10 [0.90, 1.30]; d 1.00 [1.00, 1.00]; "
+        "e 1.03 [1.01, 1.05]; f 0.97 [0.96, 0.99].",
+        "auto: fewer than three repeats, so no answer yet, of skip's: g 1.50 [1.40, 1.60].",
     ]
 
 
@@ -55,7 +60,7 @@ def test_one_repeat_is_no_gain_and_a_study_without_a_pair_is_named() -> None:
         row("c", "native", {}),
     ]
     assert dict(findings(rows))[SKIP] == [
-        "auto: one repeat only, so no answer yet, of skip's: a 1.50 [1.50, 1.50].",
+        "auto: fewer than three repeats, so no answer yet, of skip's: a 1.50 [1.50, 1.50].",
         "auto: not measured beside skip: b; c.",
     ]
 
@@ -74,14 +79,16 @@ def test_arms_that_should_evict_the_same_are_told_to_answer_alike_or_not() -> No
             "evictions": {"killed": 9, "reference_killed": 12, "early_looks": 5},
         }  # fmt: skip
 
+    same = answered(0)
+    same["evictions"]["killed"] = 12
     rows = [
-        row("a", "auto", {}) | {"same_kills": answered(0)},
+        row("a", "auto", {}) | {"same_kills": same},
         row("b", "auto", {}) | {"same_kills": answered(0)},
         row("b", "publish-never", {}) | {"same_kills": answered(10)},
         row("b", "naive", {}),
     ]
     assert dict(findings(rows))["Do arms that should evict the same tokens answer alike?"] == [
-        "auto: all answers equal naive's: a 24; b 24.",
+        "auto: all answers equal naive's: a 24; b 24 (though 9 tokens were evicted, not 12).",
         "b: publish-never: 10 of 24 answers differ from naive's to the same prompt, 10 in all. "
         "Other tokens were evicted: 9, naive 12. 5 looks came ahead of the interval, the pool "
         "being short.",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from vtoken_sglang_eval.rows import eval_document, rows_of
+from vtoken_sglang_eval.errors import FiguresError, ResultsError
+from vtoken_sglang_eval.main import main
+from vtoken_sglang_eval.report_inputs import read_inputs
+from vtoken_sglang_eval.rows import eval_document, rows_of, write_eval
 from vtoken_sglang_eval.sla import within_limit
 
 from tests.eval.builders import record, result_of, run_of
@@ -65,6 +69,28 @@ def test_the_file_tells_every_setting_and_only_shared_ones_on_top() -> None:
     assert facts["settings"]["concurrency"] == 4
     assert facts["settings"]["policy"] == "random"
     assert facts["workload"] == {"name": "multi_turn", "requests": 2}
+
+
+def test_a_file_of_other_figures_is_never_replaced(tmp_path: Path) -> None:
+    document = eval_document([level(2, [timed("native", 0, 2.0, 1.0)])], "command")
+    path = tmp_path / "core.json"
+    path.write_text('{"topic": "core", "figures": {}}')
+    for force in (False, True):
+        with pytest.raises(FiguresError, match="topic 'eval' into .*core.json of 'core'"):
+            write_eval(path, document, force)
+    with pytest.raises(FiguresError, match="is not a folder"):
+        write_eval(tmp_path / "none" / "eval.json", document)
+    before = path.read_text()
+    command = ["full", "--dry-run", "--figures", str(path)]
+    assert main(command) == 2  # before anything is measured
+    assert path.read_text() == before
+
+
+def test_a_row_that_lacks_something_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "eval.json"
+    path.write_text('{"topic": "eval", "figures": {}, "rows": [{"arm": "auto"}]}')
+    with pytest.raises(ResultsError, match="row 0 has no study, repeats"):
+        read_inputs([path])
 
 
 @pytest.mark.parametrize("reference", ["auto", "cow", "publish-never"])
