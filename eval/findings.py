@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .table import difference, number, ranged
+from .table import difference, number, other_kills, ranged
 
 Row = Mapping[str, Any]
 THROUGHPUT, HELD, CPU = "output_tokens_per_s", "used_tokens_per_request", "server_cpu_ms_per_token"
@@ -189,7 +189,10 @@ def _alike(rows: Sequence[Row]) -> list[str]:
         if not found or not found["requests"]:
             continue
         if not found["different"]:
-            label = f"{row['study']} {found['requests']}{_other_kills(found)}"
+            label = f"{row['study']} {found['requests']}"
+            other = other_kills(found)
+            if other is not None:
+                label += f" (though {other[0]} tokens were evicted, not {other[1]})"
             equal.setdefault((row["arm"], found["reference"]), []).append(label)
             continue
         lines.append(f"{row['study']}: {row['arm']}: {difference(found, found['reference'])}")
@@ -198,11 +201,6 @@ def _alike(rows: Sequence[Row]) -> list[str]:
         for (arm, reference), studies in equal.items()
     ]
     return same + lines
-
-
-def _other_kills(found: Mapping[str, Any]) -> str:
-    killed, theirs = (found.get("evictions", {}).get(k) for k in ("killed", "reference_killed"))
-    return "" if killed == theirs else f" (though {killed} tokens were evicted, not {theirs})"
 
 
 def _quality(rows: Sequence[Row], row: Row) -> list[str]:

@@ -156,6 +156,14 @@ def token_lines(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def other_kills(entry: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Tokens evicted by an arm and by its reference (an entry of `check_tokens`), if both are known
+    and they differ."""
+    evictions = entry.get("evictions", {})
+    killed, theirs = evictions.get("killed"), evictions.get("reference_killed")
+    return None if killed is None or theirs is None or killed == theirs else (killed, theirs)
+
+
 def difference(entry: Mapping[str, Any], reference: str) -> str:
     """How many answers differ (an entry of `check_tokens`), and whether the same tokens can have
     been evicted."""
@@ -163,11 +171,10 @@ def difference(entry: Mapping[str, Any], reference: str) -> str:
         f"{entry['mismatched']} of {entry['requests']} answers differ from {reference}'s to the "
         f"same prompt, {entry['different']} in all."
     )
-    evictions = entry.get("evictions", {})
-    killed, theirs = evictions.get("killed"), evictions.get("reference_killed")
-    if None not in (killed, theirs) and killed != theirs:
-        text += f" Other tokens were evicted: {killed}, {reference} {theirs}."
-    early = evictions.get("early_looks")
+    other = other_kills(entry)
+    if other is not None:
+        text += f" Other tokens were evicted: {other[0]}, {reference} {other[1]}."
+    early = entry.get("evictions", {}).get("early_looks")
     if early:
         text += f" {early} looks came ahead of the interval, the pool being short."
     return text

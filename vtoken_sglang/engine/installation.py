@@ -70,7 +70,7 @@ def verify_installation(seams: tuple[Seam, ...]) -> None:
     root = patching.package_root()
     patching.check(root)
     patched = frozenset(patching.touched_files())
-    for seam in seams:
-        verify_source(seam.name, seam.source, root, patched)
-    for source in UPSTREAM_SHA256.keys() - {seam.source for seam in seams}:
-        verify_source("upstream", source, root, patched)
+    names = dict.fromkeys(UPSTREAM_SHA256, "upstream")
+    names.update((seam.source, seam.name) for seam in reversed(seams))  # a file by its first seam
+    for source, name in names.items():
+        verify_source(name, source, root, patched)

@@ -168,7 +168,7 @@ def victims_on_device(policy: Policy, view: PolicyView, look: Look) -> Tensor:
         found = policy.score(view)
     except Exception as error:  # anybody's code: it must name itself, and only its request ends
         raise PolicyError(policy, "must be computed without an error", error) from error
-    scores = _checked_scores(policy, found, view.positions)
+    scores = _checked_scores(policy, found, len(look.positions), candidates.device)
     # Candidates ascend, so a stable order breaks ties by lower position.
     order = scores[look.first : look.last].sort(stable=True).indices
     victims = candidates[order[: look.count]].sort().values
@@ -194,8 +194,7 @@ def _as_written(keep: float) -> Fraction:
     return Fraction(repr(keep))
 
 
-def _checked_scores(policy: Policy, scores: object, positions: Tensor) -> Tensor:
-    live = len(positions)
+def _checked_scores(policy: Policy, scores: object, live: int, device: torch.device) -> Tensor:
     if not isinstance(scores, Tensor):
         raise PolicyError(policy, "must be a tensor", type(scores).__name__)
     if scores.shape != (live,):
@@ -204,6 +203,6 @@ def _checked_scores(policy: Policy, scores: object, positions: Tensor) -> Tensor
         raise PolicyError(policy, "must be float32", scores.dtype)
     if scores.layout != torch.strided:
         raise PolicyError(policy, "must be a dense tensor", scores.layout)
-    if scores.device != positions.device:
-        raise PolicyError(policy, f"must be on {positions.device}", scores.device)
+    if scores.device != device:
+        raise PolicyError(policy, f"must be on {device}", scores.device)
     return scores.detach()
