@@ -1,7 +1,7 @@
 """The arms of a comparison. An arm is data: a name, what it is, and how its server is started.
 
 To add one, append an entry to `ARMS`; nothing else changes. Policy, budget and seed are settings
-of the evaluation, the same for every arm that prunes, so that arms make the same kills.
+of the evaluation, the same for every arm that prunes, so that arms make the same evictions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Arm:
         shared, publish: what a pruned request does with pages of the radix tree, and whether its
             prompt goes there; both may be set per request, so such arms can use one server.
         page_size: in place of the evaluation's.
-        same_tokens_as: an arm that makes the same kills and so must generate the same tokens.
+        same_tokens_as: an arm that makes the same evictions and so must generate the same tokens.
     """
 
     name: str
@@ -139,11 +139,11 @@ ARMS: dict[str, Arm] = {
         ),
         _pruning(
             "mask",
-            "Reclaim private pages; dead tokens in shared pages only leave attention.",
+            "Reclaim private pages; evicted tokens in shared pages only leave attention.",
         ),
         _pruning(
             "cow",
-            "Reclaim, and copy a request's survivors out of shared pages at its first kill there.",
+            "Reclaim; copy a request's survivors out of shared pages when it first evicts there.",
             shared="cow",
         ),
         _pruning(

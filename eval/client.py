@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-from .counters import Look, LookSampler
+from .counters import EvictionPlan, LookSampler
 from .pool import PoolSample, PoolSampler
 from .workload import Session, Workload
 
@@ -71,7 +71,7 @@ class RunTrace:
     records: tuple[RequestRecord, ...]
     pool: tuple[PoolSample, ...]
     duration_s: float
-    looks: tuple[Look, ...] = ()
+    looks: tuple[EvictionPlan, ...] = ()
 
 
 def hash_ids(token_ids: Sequence[int]) -> str:

@@ -42,8 +42,8 @@ FIGURES: dict[str, tuple[str, str, bool | None]] = {
     "waste_f": ("waste F of private pages", "share", None),
     "cached_share": ("prompt tokens served from cache", "share", None),
     "retractions": ("retractions", "", None),
-    "killed_tokens": ("tokens evicted", "tokens", None),
-    "early_looks": ("looks ahead of the interval, the pool being short", "", None),
+    "evicted_tokens": ("tokens evicted", "tokens", None),
+    "early_evictions": ("looks ahead of the interval, the pool being short", "", None),
     "freed_tokens": ("pages given back early, in tokens", "tokens", None),
     "freed_pages": ("pages given back early (p1: of one token)", "", None),
     "copied_bytes": ("K and V copied", "bytes", None),
@@ -118,10 +118,11 @@ def compare_arms(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def check_tokens(runs: Sequence[Run], reference: str) -> list[dict[str, Any]]:
     """Compare generated tokens of every arm with the reference arm's, repeat by repeat.
 
-    An arm that evicts must generate what the arm with the same kills does (`Arm.same_tokens_as`)
-    and is compared with that; where no such arm is declared or present, it is left out.
-    A request whose prompt already differs (an earlier answer of its session did) is counted in
-    `different` but not in `mismatched`: only equal prompts can show that an arm answers wrongly.
+    An arm that evicts must generate what the arm with the same evictions does
+    (`Arm.same_tokens_as`) and is compared with that; where no such arm is declared or present, it
+    is left out. A request whose prompt already differs (an earlier answer of its session did) is
+    counted in `different` but not in `mismatched`: only equal prompts can show that an arm answers
+    wrongly.
 
     Returns:
         One entry per arm: `reference`, `requests` compared, `different` outputs, `mismatched`
@@ -141,7 +142,7 @@ def check_tokens(runs: Sequence[Run], reference: str) -> list[dict[str, Any]]:
     return entries
 
 
-def same_kills(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def same_evictions(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Of the entries of `check_tokens`, those of arms that should evict what another does."""
     return [
         entry for entry in entries
@@ -187,15 +188,17 @@ def _check_arm(runs: Sequence[Run], arm: str, reference: str) -> dict[str, Any]:
 
 def _evictions(ours: Mapping[int, Run], theirs: Mapping[int, Run]) -> dict[str, int]:
     """Whether two arms could evict the same tokens, summed over the repeats that both have:
-    `killed` and `reference_killed`, and `early_looks` of both, for a policy that is asked ahead of
-    the interval, because the pool is short, sees another request than one asked on time. A count
-    that no server told is left out."""
+    `evicted` and `reference_evicted`, and `early_evictions` of both, for a policy that is asked
+    ahead of the interval, because the pool is short, sees another request than one asked on time. A
+    count that no server told is left out."""
     both = ours.keys() & theirs.keys()
     counted = {
-        "killed": [ours[repeat]["summary"].get("killed_tokens") for repeat in both],
-        "reference_killed": [theirs[repeat]["summary"].get("killed_tokens") for repeat in both],
-        "early_looks": [
-            runs[repeat]["summary"].get("early_looks") for repeat in both for runs in (ours, theirs)
+        "evicted": [ours[repeat]["summary"].get("evicted_tokens") for repeat in both],
+        "reference_evicted": [theirs[repeat]["summary"].get("evicted_tokens") for repeat in both],
+        "early_evictions": [
+            runs[repeat]["summary"].get("early_evictions")
+            for repeat in both
+            for runs in (ours, theirs)
         ],
     }
     return {name: sum(values) for name, values in counted.items() if values and None not in values}

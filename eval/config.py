@@ -30,7 +30,7 @@ class EvalConfig:
             the default conversations where any are needed.
         workload: key of `workload.workload_builders`.
         arms: names from `arms.ARMS`; tokens are compared with the first of them, or with the arm
-            that makes the same kills.
+            that makes the same evictions.
         policy, keep, sink, recent, interval: how pruning arms evict (see `vtoken-sglang serve`).
         repeats: how often every arm is served; arm order rotates between repeats.
         page_size, pool: KV page size and pool in tokens (`--page-size`, `--max-total-tokens`).
@@ -230,7 +230,7 @@ def with_default_model(config: EvalConfig) -> EvalConfig:
         ConfigError: the named local folder does not exist.
     """
     if not config.model:
-        from vtoken_sglang.models import ensure_smollm2
+        from vtoken_sglang_eval.models import ensure_smollm2
 
         return dataclasses.replace(config, model=str(ensure_smollm2()))
     looks_local = config.model.startswith((".", "/", "~"))

@@ -21,14 +21,14 @@ TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class EvictionPlan:
     """One look, `at_s` seconds after the run began.
 
     Fields:
         pruned_rows: running requests that lost a token.
         retained_pages, held_pages: private pages of those; destinations of copies under way.
         live_private_tokens: their live tokens in private pages.
-        killed_tokens, freed_pages, moved_tokens, repacks: totals since the server started.
+        evicted_tokens, freed_pages, moved_tokens, repacks: totals since the server started.
     """
 
     at_s: float
@@ -36,20 +36,20 @@ class Look:
     retained_pages: int = 0
     held_pages: int = 0
     live_private_tokens: int = 0
-    killed_tokens: int = 0
+    evicted_tokens: int = 0
     freed_pages: int = 0
     moved_tokens: int = 0
     repacks: int = 0
 
 
-NAMES = tuple(field.name for field in fields(Look) if field.name != "at_s")
+NAMES = tuple(field.name for field in fields(EvictionPlan) if field.name != "at_s")
 
 
 def block_of(server_info: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The counters in an answer of `/server_info`; None for a server that prunes nothing."""
     states = server_info.get("internal_states") or [{}]
     block = states[0].get("vtoken")
-    return block if isinstance(block, Mapping) and "killed_tokens" in block else None
+    return block if isinstance(block, Mapping) and "evicted_tokens" in block else None
 
 
 def read_block(base_url: str) -> Mapping[str, Any] | None:
@@ -62,11 +62,11 @@ def read_block(base_url: str) -> Mapping[str, Any] | None:
 
 
 class LookSampler:
-    """Looks at a fixed interval until it is cancelled."""
+    """EvictionPass at a fixed interval until it is cancelled."""
 
     def __init__(self, http: aiohttp.ClientSession, begin: float, interval: float) -> None:
         self._http, self._begin, self._interval = http, begin, interval
-        self.looks: list[Look] = []
+        self.looks: list[EvictionPlan] = []
 
     async def run(self) -> None:
         while True:
@@ -77,7 +77,7 @@ class LookSampler:
                 if block is not None:
                     at_s = time.perf_counter() - self._begin
                     found = {name: int(block.get(name, 0)) for name in NAMES}
-                    self.looks.append(Look(at_s=at_s, **found))
+                    self.looks.append(EvictionPlan(at_s=at_s, **found))
             await asyncio.sleep(self._interval)
 
 
@@ -92,8 +92,8 @@ def totals(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) ->
     found: dict[str, Any] = {
         name: int(after.get(name, 0)) - int(before.get(name, 0))
         for name in (
-            "pruned_requests", "killed_tokens", "freed_pages", "taken_pages", "moved_tokens",
-            "repacks", "dropped_plans", "early_looks", "parked_chunks",
+            "pruned_requests", "evicted_tokens", "freed_pages", "taken_pages", "moved_tokens",
+            "repacks", "dropped_plans", "early_evictions", "stalled_chunks",
         )
     }  # fmt: skip
     forks = int(after["forks"]["committed"]) - int(before["forks"]["committed"])
@@ -106,7 +106,7 @@ def totals(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) ->
     return found
 
 
-def private_memory(looks: Sequence[Look], page_size: int) -> dict[str, float]:
+def private_memory(looks: Sequence[EvictionPlan], page_size: int) -> dict[str, float]:
     """Private pages per pruned request, their utilisation, the paper's F; empty if none was seen.
 
     F is 1 - mean over retained pages of (live tokens / page size), over all looks.

@@ -1,4 +1,4 @@
-"""Attention matrices and keys of the plain model, under the kills a server traced."""
+"""Attention matrices and keys of the plain model, under the evictions a server traced."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from transformers import AutoModelForCausalLM
 
 from .policy_reference import Observed
 
-Kills = Mapping[int, Collection[int]]
+Evictions = Mapping[int, Collection[int]]
 """Query position -> key positions that this query and every later one no longer see."""
 
 
-def visible_keys(length: int, kills: Kills) -> Tensor:
-    """Which keys each query sees, bool [length, length] by (query, key): causal, less the kills."""
+def visible_keys(length: int, evictions: Evictions) -> Tensor:
+    """Which keys each query sees, bool [length, length] by (query, key): causal, less the
+    evictions."""
     visible = torch.tril(torch.ones(length, length, dtype=torch.bool))
-    for query, dead in kills.items():
+    for query, dead in evictions.items():
         visible[query:, list(dead)] = False
     return visible
 
@@ -41,16 +42,16 @@ class EagerReference:
     def observe(
         self,
         ids: Sequence[int],
-        kills: Kills,
+        evictions: Evictions,
         *,
         first_query: int,
         last_chunk: tuple[int, int],
         layers: Sequence[int] | None = None,
         every: int = 1,
     ) -> Observed:
-        """One pass over `ids` with the killed pairs masked; `layers`: those observed, all by
+        """One pass over `ids` with the evicted pairs masked; `layers`: those observed, all by
         default. The rest: see `Observed`."""
-        visible = visible_keys(len(ids), kills)
+        visible = visible_keys(len(ids), evictions)
         mask = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
         with torch.inference_mode():
             answer = self.model(
@@ -78,16 +79,16 @@ class Choice:
     """Which tokens must die, and how clear that is.
 
     Fields:
-        victims: positions, ascending. scores: float64, by position.
+        evicted: positions, ascending. scores: float64, by position.
         candidates: positions that could have died.
     """
 
-    victims: list[int]
+    evicted: list[int]
     scores: Tensor
     candidates: list[int]
 
 
-def expected_victims(
+def expected_evicted(
     scores: Tensor,
     live: Sequence[int],
     *,
@@ -111,15 +112,15 @@ def expected_victims(
     return Choice(sorted(order[:count]), scores, candidates)
 
 
-def unexplained(choice: Choice, killed: Sequence[int], tolerance: float) -> list[str]:
-    """How `killed` differs from the choice beyond a tie: tokens swapped for one another must have
+def unexplained(choice: Choice, evicted: Sequence[int], tolerance: float) -> list[str]:
+    """How `evicted` differs from the choice beyond a tie: tokens swapped for one another must have
     scores within `tolerance`. Empty when they agree."""
-    expected = set(choice.victims)
-    spared, extra = expected - set(killed), set(killed) - expected
-    if len(killed) != len(expected):
-        return [f"{len(killed)} died, not {len(expected)}"]
-    if not set(killed) <= set(choice.candidates):
-        return [f"{sorted(set(killed) - set(choice.candidates))} may not die"]
+    expected = set(choice.evicted)
+    spared, extra = expected - set(evicted), set(evicted) - expected
+    if len(evicted) != len(expected):
+        return [f"{len(evicted)} died, not {len(expected)}"]
+    if not set(evicted) <= set(choice.candidates):
+        return [f"{sorted(set(evicted) - set(choice.candidates))} may not die"]
     if not spared:
         return []
     gap = max(float(choice.scores[pos]) for pos in extra)

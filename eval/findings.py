@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .table import difference, number, other_kills, ranged
+from .table import difference, number, other_evictions, ranged
 
 Row = Mapping[str, Any]
 THROUGHPUT, HELD, CPU = "output_tokens_per_s", "used_tokens_per_request", "server_cpu_ms_per_token"
@@ -23,7 +23,7 @@ KINDS = (
     ("neither", "{arm}: no clear difference to {reference}"),
     ("once", "{arm}: fewer than three repeats, so no answer yet, of {reference}'s"),
 )
-LEAST_REPEATS = 3
+MIN_REPEATS = 3
 NOISE = 0.04  # hook-only against native, the same tokens and all but the same work: 0.96 to 1.02
 
 
@@ -91,7 +91,7 @@ def _against(
             continue
         compared.add(row["study"])
         kind = "neither"
-        if ratio["repeats"] < LEAST_REPEATS:
+        if ratio["repeats"] < MIN_REPEATS:
             kind = "once"
         elif ratio["min"] > 1 and ratio["median"] >= 1 + NOISE:
             kind = "more"
@@ -181,16 +181,16 @@ def _cost(rows: Sequence[Row]) -> list[str]:
 
 
 def _alike(rows: Sequence[Row]) -> list[str]:
-    """Answers against those of the arm with the same kills; one line for all that are equal."""
+    """Answers against those of the arm with the same evictions; one line for all that are equal."""
     equal: dict[tuple[str, str], list[str]] = {}
     lines = []
     for row in rows:
-        found = row.get("same_kills")
+        found = row.get("same_evictions")
         if not found or not found["requests"]:
             continue
         if not found["different"]:
             label = f"{row['study']} {found['requests']}"
-            other = other_kills(found)
+            other = other_evictions(found)
             if other is not None:
                 label += f" (though {other[0]} tokens were evicted, not {other[1]})"
             equal.setdefault((row["arm"], found["reference"]), []).append(label)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vtoken_sglang.models import ensure_smollm2
+from vtoken_sglang_eval.models import ensure_smollm2
 
 from . import provenance
 from .cells import CellStore

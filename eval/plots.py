@@ -18,8 +18,8 @@ from .compare import RATIO_FIGURES, arm_names, paired_ratios, runs_of
 
 SIZE = (4.9, 3.0)  # inches; about 350 CSS pixels wide at a scale of 1
 PNG_DPI = 160
-MOST_INSIDE, LEGEND_COLUMNS = 4, 4
-MOST_STEPS = 200  # of a distribution: finer than a line that is 350 pixels wide can show
+MAX_INSIDE, LEGEND_COLUMNS = 4, 4
+MAX_STEPS = 200  # of a distribution: finer than a line that is 350 pixels wide can show
 # Told apart by people with any colour vision; known arms keep their colour in every report.
 COLOURS = {
     "stock": "#6b7280", "native": "#0072b2", "hook-only": "#d55e00", "naive": "#8a6d00",
@@ -114,7 +114,7 @@ def add_legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if not labels:
         return
-    if len(labels) <= MOST_INSIDE:
+    if len(labels) <= MAX_INSIDE:
         axes.legend(loc="lower right")
         return
     lines = -(-len(labels) // LEGEND_COLUMNS)
@@ -133,7 +133,7 @@ def new_figure(size: tuple[float, float] = SIZE) -> tuple[Figure, Axes]:
 @styled
 def latency_cdf(runs: Sequence[Run], values_of: Any, label: str) -> Figure:
     """Cumulative distribution over all repeats, one line per arm; of many samples, at most
-    `MOST_STEPS` evenly spaced quantiles, the least and the most among them.
+    `MAX_STEPS` evenly spaced quantiles, the least and the most among them.
 
     Args:
         values_of: request (as a dict) -> its samples in seconds.
@@ -151,7 +151,7 @@ def latency_cdf(runs: Sequence[Run], values_of: Any, label: str) -> Figure:
             ]
         )
         if len(samples):
-            kept = numpy.linspace(0, len(samples) - 1, min(len(samples), MOST_STEPS)).round()
+            kept = numpy.linspace(0, len(samples) - 1, min(len(samples), MAX_STEPS)).round()
             share = (kept + 1) / len(samples)
             axes.step(
                 samples[kept.astype(int)],

@@ -77,8 +77,8 @@ def scissorhands(seen: Observed, length: int, window: int = 400) -> Tensor:
     count[: len(seen.seed)] += seen.seed
     for query in seen.queries((last // window - 1) * window, length):
         saw = seen.visible[query, :length]
-        rarely = seen.weights[:, :, query, :length] < 1 / int(saw.sum())
-        count += (rarely & saw).double().mean(dim=(0, 1))
+        below_uniform = seen.weights[:, :, query, :length] < 1 / int(saw.sum())
+        count += (below_uniform & saw).double().mean(dim=(0, 1))
     return -count
 
 

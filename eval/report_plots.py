@@ -89,7 +89,7 @@ def _ratio_plots(result: Mapping[str, Any]) -> list[Plot]:
 
 
 def _memory_plots(rows: Sequence[Mapping[str, Any]], study: str) -> list[Plot]:
-    if not any(row["figures"].get("killed_tokens", {}).get("median") for row in rows):
+    if not any(row["figures"].get("evicted_tokens", {}).get("median") for row in rows):
         return []  # nothing was evicted: there is no memory to give back
     shown = [
         Plot(

@@ -5,7 +5,7 @@ The file has the form of every figures file (see `figures`) and a list `rows` be
     {"workload", "study", "setting", "arm", "repeats", "repeats_planned", "requests", "failed",
      "commits", "figures": {name: {"median", "min", "max"}},
      "ratios": {reference: {name: {"median", "min", "max", "repeats"}}},
-     "same_kills": of an arm that should evict what `reference` does, whether it answered alike
+     "same_evictions": of an arm that should evict what `reference` does, whether it answered alike
          (`compare.check_tokens`), over the repeats that both have,
      "sla_tokens_per_s": {"median", "min", "max", "repeats"}}
 
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .compare import FIGURES, arm_names, paired_ratios, same_kills
+from .compare import FIGURES, arm_names, paired_ratios, same_evictions
 from .errors import FiguresError
 from .figures import check_target, replace_json
 from .metrics import spread
@@ -48,7 +48,7 @@ def rows_of(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for result, limits in zip(results, within_limit(results), strict=True):
         runs = result["runs"]
-        answers = {entry["arm"]: entry for entry in same_kills(result["tokens"]["arms"])}
+        answers = {entry["arm"]: entry for entry in same_evictions(result["tokens"]["arms"])}
         for arm in arm_names(runs):
             mine = [run for run in runs if run["arm"] == arm]
             figures = {name: _short(figure) for name, figure in result["summary"][arm].items()}
@@ -66,7 +66,7 @@ def rows_of(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "ratios": _ratios(runs, arm),
             }
             if arm in answers:
-                row["same_kills"] = answers[arm]
+                row["same_evictions"] = answers[arm]
             if arm in limits:
                 row["sla_tokens_per_s"] = limits[arm]
             rows.append(row)

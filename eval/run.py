@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vtoken_sglang.package_files import cache_root
+from vtoken_sglang_eval.package_files import cache_root
+
 from vtoken_sglang.patching import stage_pristine_overlay
 
 from . import provenance

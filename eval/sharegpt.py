@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vtoken_sglang_eval.models import ensure_sharegpt
+
 from vtoken_sglang.errors import VTokenError
-from vtoken_sglang.models import ensure_sharegpt
 
 from .errors import DatasetError
 

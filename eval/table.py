@@ -156,12 +156,12 @@ def token_lines(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def other_kills(entry: Mapping[str, Any]) -> tuple[int, int] | None:
+def other_evictions(entry: Mapping[str, Any]) -> tuple[int, int] | None:
     """Tokens evicted by an arm and by its reference (an entry of `check_tokens`), if both are known
     and they differ."""
     evictions = entry.get("evictions", {})
-    killed, theirs = evictions.get("killed"), evictions.get("reference_killed")
-    return None if killed is None or theirs is None or killed == theirs else (killed, theirs)
+    evicted, theirs = evictions.get("evicted"), evictions.get("reference_evicted")
+    return None if evicted is None or theirs is None or evicted == theirs else (evicted, theirs)
 
 
 def difference(entry: Mapping[str, Any], reference: str) -> str:
@@ -171,10 +171,10 @@ def difference(entry: Mapping[str, Any], reference: str) -> str:
         f"{entry['mismatched']} of {entry['requests']} answers differ from {reference}'s to the "
         f"same prompt, {entry['different']} in all."
     )
-    other = other_kills(entry)
+    other = other_evictions(entry)
     if other is not None:
         text += f" Other tokens were evicted: {other[0]}, {reference} {other[1]}."
-    early = entry.get("evictions", {}).get("early_looks")
+    early = entry.get("evictions", {}).get("early_evictions")
     if early:
         text += f" {early} looks came ahead of the interval, the pool being short."
     return text

@@ -11,9 +11,9 @@ echo "Demonstration of vtoken_sglang: about 10 min on two idle cores, most of it
 step "Python environment" "5 s" use_environment
 step "install SGLang and this package, 9.5 GB" "1 min the first time, then seconds" install eval
 step "model: SmolLM2-135M-Instruct, 270 MB" "30-45 s the first time" \
-    "$BIN/python" -m vtoken_sglang.models smollm2
+    "$BIN/python" -m vtoken_sglang_eval.models smollm2
 step "text: ShareGPT conversations, 125 MB" "5 s the first time" \
-    "$BIN/python" -m vtoken_sglang.models sharegpt
+    "$BIN/python" -m vtoken_sglang_eval.models sharegpt
 step "apply our patches to the SGLang of this environment" "2 s" apply_patches
 step "cache bytecode of SGLang" "45 s the first time" cache_bytecode
 step "serve each arm, run the workload on it" "5-8 min" \

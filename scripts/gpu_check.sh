@@ -20,7 +20,7 @@ export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 for word in "$@"; do
     if [ "$word" = --dry-run ]; then
         echo "kernels, compiled ahead of time"
-        env -u TRITON_INTERPRET "$PYTHON" -m vtoken_sglang.kernels.ahead_of_time
+        env -u TRITON_INTERPRET "$PYTHON" -m vtoken_sglang_eval.bench.ahead_of_time
         echo "checks, in Triton's interpreter and on the FlashInfer stand-in"
         TRITON_INTERPRET=1 exec "$PYTHON" -m tests.helpers.gpu_dry_run "$@"
     fi

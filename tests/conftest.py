@@ -33,7 +33,7 @@ def _cuda_available() -> bool:
 @pytest.fixture(scope="session")
 def model_path() -> Path:
     """The folder of the small real model, fetched on first use; VTOKEN_TEST_MODEL names another."""
-    from vtoken_sglang.models import ensure_smollm2
+    from vtoken_sglang_eval.models import ensure_smollm2
 
     chosen = os.environ.get("VTOKEN_TEST_MODEL")
     return Path(chosen) if chosen else ensure_smollm2()

@@ -12,17 +12,19 @@ import pytest
 from tests.helpers.import_graph import dependencies, find_cycle, imports_of, modules_of
 
 ROOT = Path(__file__).resolve().parents[1]
-MOST_LINES = 350
+MAX_LINES = 350
 PRODUCT = modules_of(ROOT / "vtoken_sglang", "vtoken_sglang")
 ENGINE = "vtoken_sglang.engine"
+# Measurements of single steps and of SGLang's own kernels, in this process.
+MEASURES_SGLANG = ("vtoken_sglang_eval.bench.offline", "vtoken_sglang_eval.bench.stock_index")
 # What a layer may import of the product, itself and `errors` aside.
 LAYERS = {
     "vtoken_sglang.errors": (),
     "vtoken_sglang.kernels": (),
     "vtoken_sglang.core": ("vtoken_sglang.kernels",),
-    "vtoken_sglang.policy": ("vtoken_sglang.config", "vtoken_sglang.config_fields"),
-    "vtoken_sglang.config_fields": ("vtoken_sglang.policy.names",),
-    "vtoken_sglang.config": ("vtoken_sglang.config_fields", "vtoken_sglang.policy.names"),
+    "vtoken_sglang.policy": ("vtoken_sglang.options", "vtoken_sglang.option_specs"),
+    "vtoken_sglang.option_specs": ("vtoken_sglang.policy.names",),
+    "vtoken_sglang.options": ("vtoken_sglang.option_specs", "vtoken_sglang.policy.names"),
 }
 
 
@@ -54,10 +56,10 @@ def without_engine() -> list[str]:
 def test_nothing_outside_engine_loads_sglang() -> None:
     names = without_engine()
     for needed in (
-        "config",
+        "options",
         "cli",
         "patching",
-        "core.ids",
+        "core.types",
         "kernels.pack_slots",
         "policy.registry",
     ):
@@ -66,7 +68,7 @@ def test_nothing_outside_engine_loads_sglang() -> None:
 
 
 def test_config_and_policy_names_need_the_standard_library_only() -> None:
-    loaded = loaded_after_importing("vtoken_sglang.config", "vtoken_sglang.policy.names")
+    loaded = loaded_after_importing("vtoken_sglang.options", "vtoken_sglang.policy.names")
     assert "vtoken_sglang" in loaded
     assert not loaded & {"torch", "numpy", "sglang", "transformers", "triton"}
 
@@ -87,7 +89,7 @@ def test_only_engine_names_sglang_in_an_import() -> None:
         f"{path.relative_to(ROOT)}:{entry.line} imports {entry.module}"
         for name, path in files.items()
         for entry in imports_of(path, name)
-        if entry.is_of("sglang")
+        if entry.is_of("sglang") and name not in MEASURES_SGLANG
     ]
     assert found == []
 
@@ -134,7 +136,7 @@ def test_no_file_is_too_long() -> None:
     sizes = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
     assert len(sizes) > 20
     found = [
-        f"{path.relative_to(ROOT)}: {size}" for path, size in sizes.items() if size > MOST_LINES
+        f"{path.relative_to(ROOT)}: {size}" for path, size in sizes.items() if size > MAX_LINES
     ]
     assert found == []
 

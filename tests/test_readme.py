@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vtoken_sglang.cli import COMMANDS
-from vtoken_sglang.config_fields import ARMS, SPECS, FlagSpec
+from vtoken_sglang.option_specs import ARMS, SPECS, FlagSpec
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
 FLAG_ROWS = dict(

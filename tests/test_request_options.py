@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.bad_options import BAD_VALUES, refused
-from vtoken_sglang.config import REQUEST_FIELDS, RequestOptions, VTokenConfig
+from vtoken_sglang.options import REQUEST_FIELDS, RequestOptions, VTokenConfig
 
 PRUNING = VTokenConfig(policy="streaming_llm", budget=256)
 

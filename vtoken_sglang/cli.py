@@ -44,7 +44,7 @@ def _policies(_argv: Sequence[str]) -> int:
 
 def _model(argv: Sequence[str]) -> int:
     """fetch and convert the small default model; print its folder"""
-    from vtoken_sglang.models import main as model_main
+    from vtoken_sglang_eval.models import main as model_main
 
     return int(model_main(list(argv)) or 0)
 

@@ -26,12 +26,12 @@ class UnsupportedModeError(VTokenError):
         super().__init__(f"{flag} is not supported: {reason}. Remedy: {remedy}")
 
 
-class SeamError(VTokenError):
+class HookError(VTokenError):
     """A hook or patch that the product relies on is missing, changed, or did not land."""
 
-    def __init__(self, seam: str, problem: str, remedy: str = "") -> None:
-        self.seam, self.problem, self.remedy = seam, problem, remedy
-        super().__init__(f"seam {seam}: {problem}" + (f". Remedy: {remedy}" if remedy else ""))
+    def __init__(self, hook: str, problem: str, remedy: str = "") -> None:
+        self.hook, self.problem, self.remedy = hook, problem, remedy
+        super().__init__(f"hook {hook}: {problem}" + (f". Remedy: {remedy}" if remedy else ""))
 
 
 class InvariantError(VTokenError, RuntimeError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from vtoken_sglang.errors import SeamError
+from vtoken_sglang.errors import HookError
 
 _HUNK = re.compile(rb"@@ -(\d+),(\d+) \+(\d+),(\d+) @@(?: .*)?\n")
 _OLD = re.compile(rb"--- a/([^\t\n]+)\n")
@@ -47,11 +47,11 @@ class FileDiff:
         return sum(hunk.changed for hunk in self.hunks)
 
     def apply(self, content: bytes) -> bytes:
-        """Return `content` with the change. Raises SeamError when any line differs."""
+        """Return `content` with the change. Raises HookError when any line differs."""
         return self._replace(content, forward=True)
 
     def reverse(self, content: bytes) -> bytes:
-        """Return `content` without the change. Raises SeamError when any line differs."""
+        """Return `content` without the change. Raises HookError when any line differs."""
         return self._replace(content, forward=False)
 
     def _replace(self, content: bytes, *, forward: bool) -> bytes:
@@ -65,7 +65,7 @@ class FileDiff:
                 start, target, old, new = target, start, new, old
             result += lines[taken:start]
             if len(result) != target or tuple(lines[start : start + len(old)]) != old:
-                raise SeamError(self.patch, f"does not fit {self.path} at line {start + 1}")
+                raise HookError(self.patch, f"does not fit {self.path} at line {start + 1}")
             result += new
             taken = start + len(old)
         return b"".join(result + lines[taken:])
@@ -75,21 +75,21 @@ def parse_patch(name: str, data: bytes) -> tuple[dict[str, str], tuple[FileDiff,
     """Split a patch file into its header fields and its diffs.
 
     Args:
-        name: patch name, used as the seam name in messages.
+        name: patch name, used as the hook name in messages.
         data: the whole patch file.
-    Raises: SeamError with the line number for anything that is not header or strict unified diff.
+    Raises: HookError with the line number for anything that is not header or strict unified diff.
     """
     if not data.endswith(b"\n"):
-        raise SeamError(name, "patch file does not end with a newline")
+        raise HookError(name, "patch file does not end with a newline")
     reader = _Reader(name, _split_lines(data))
     header = reader.header()
     diffs: list[FileDiff] = []
     while not reader.at_end():
         diffs.append(reader.file_diff())
     if not diffs:
-        raise SeamError(name, "patch file holds no diff")
+        raise HookError(name, "patch file holds no diff")
     if len({diff.path for diff in diffs}) != len(diffs):
-        raise SeamError(name, "patch file names a file twice")
+        raise HookError(name, "patch file names a file twice")
     return header, tuple(diffs)
 
 
@@ -159,7 +159,7 @@ class _Reader:
 
     def _ahead(self, prefix: bytes) -> bool:
         if self.at_end():
-            raise SeamError(self._name, "patch file ends too early")
+            raise HookError(self._name, "patch file ends too early")
         return self._lines[self._next].startswith(prefix)
 
     def _match(self, pattern: re.Pattern[bytes]) -> re.Match[bytes]:
@@ -170,9 +170,9 @@ class _Reader:
 
     def _take(self) -> bytes:
         if self.at_end():
-            raise SeamError(self._name, "patch file ends too early")
+            raise HookError(self._name, "patch file ends too early")
         self._next += 1
         return self._lines[self._next - 1]
 
-    def _error(self, problem: str) -> SeamError:
-        return SeamError(self._name, f"patch file, line {self._next}: {problem}")
+    def _error(self, problem: str) -> HookError:
+        return HookError(self._name, f"patch file, line {self._next}: {problem}")

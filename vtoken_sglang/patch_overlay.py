@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from pathlib import Path, PurePosixPath
 
-from vtoken_sglang.errors import SeamError
+from vtoken_sglang.errors import HookError
 from vtoken_sglang.patch_series import Series, shipped_series
 from vtoken_sglang.patch_status import (
     STAMP_NAME,
@@ -38,7 +38,7 @@ def stage_pristine_overlay(
         dest: absent, empty, or an overlay built before.
         root: `sglang` package directory to mirror (default: installed), patched or not.
     Returns: `dest` as an absolute path; set PYTHONPATH to it.
-    Raises: SeamError when `dest` holds anything else, and on an sglang of another release or
+    Raises: HookError when `dest` holds anything else, and on an sglang of another release or
         changed by someone else. Nothing outside `dest` is written.
     """
     series = series or shipped_series()
@@ -51,7 +51,7 @@ def stage_pristine_overlay(
             return dest
         shutil.rmtree(dest)
     elif dest.is_symlink() or (dest.exists() and (not dest.is_dir() or any(dest.iterdir()))):
-        raise SeamError("pristine-overlay", f"{dest} is in use", "name an empty directory")
+        raise HookError("pristine-overlay", f"{dest} is in use", "name an empty directory")
     dest.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=dest.parent, prefix=f".{dest.name}."))
     try:

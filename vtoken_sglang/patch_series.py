@@ -15,7 +15,7 @@ from functools import lru_cache
 from importlib.resources.abc import Traversable
 
 from vtoken_sglang import SUPPORTED_SGLANG_VERSION
-from vtoken_sglang.errors import SeamError
+from vtoken_sglang.errors import HookError
 from vtoken_sglang.patch_diff import FileDiff, parse_patch
 
 HEADER_FIELDS = ("Subject", "Why-not-a-hook", "Base", "Forwarded", "Remove-when")
@@ -61,13 +61,13 @@ class Series:
     sha256: str
 
     def patch_content(self, file: str, pristine: bytes) -> bytes:
-        """Return the patched content of one file. Raises SeamError when a hunk does not fit."""
+        """Return the patched content of one file. Raises HookError when a hunk does not fit."""
         for diff in self._diffs_of(file):
             pristine = diff.apply(pristine)
         return pristine
 
     def restore_content(self, file: str, patched: bytes) -> bytes:
-        """Inverse of `patch_content`. Raises SeamError when a hunk does not fit."""
+        """Inverse of `patch_content`. Raises HookError when a hunk does not fit."""
         for diff in reversed(tuple(self._diffs_of(file))):
             patched = diff.reverse(patched)
         return patched
@@ -81,14 +81,14 @@ class Series:
 
 @lru_cache(maxsize=1)
 def shipped_series() -> Series:
-    """The series in this package. Raises SeamError when the package data is incomplete."""
+    """The series in this package. Raises HookError when the package data is incomplete."""
     return load_series(importlib.resources.files("vtoken_sglang_patches"))
 
 
 def load_series(directory: Traversable) -> Series:
     """Read and cross-check `series`, `UPSTREAM` and the patch files of one directory.
 
-    Raises: SeamError naming the file at fault when a listed patch is absent, a patch is not listed,
+    Raises: HookError naming the file at fault when a listed patch is absent, a patch is not listed,
     a header field is missing, a base or release is wrong, or touched files and UPSTREAM disagree.
     """
     series_data = _read(directory, _SERIES)
@@ -105,7 +105,7 @@ def load_series(directory: Traversable) -> Series:
         _check_header(patch, version)
     touched = {file for patch in patches for file in patch.files}
     if touched != set(pristine):
-        raise SeamError(
+        raise HookError(
             _UPSTREAM,
             f"its files and the patches' differ in {sorted(touched ^ set(pristine))}",
             _BROKEN_PACKAGE,
@@ -122,7 +122,7 @@ def _read(directory: Traversable, name: str) -> bytes:
     try:
         return (directory / name).read_bytes()
     except OSError as error:
-        raise SeamError(name, f"patch series file cannot be read ({error})", _BROKEN_PACKAGE) from (
+        raise HookError(name, f"patch series file cannot be read ({error})", _BROKEN_PACKAGE) from (
             error
         )
 
@@ -132,21 +132,21 @@ def _listed_patches(directory: Traversable, series_data: bytes) -> list[str]:
     listed = [line for line in lines if line and not line.startswith("#")]
     present = {entry.name for entry in directory.iterdir() if entry.name.endswith(".patch")}
     if not listed or len(set(listed)) != len(listed) or set(listed) != present:
-        raise SeamError(_SERIES, f"lists {listed}, present are {sorted(present)}", _BROKEN_PACKAGE)
+        raise HookError(_SERIES, f"lists {listed}, present are {sorted(present)}", _BROKEN_PACKAGE)
     return listed
 
 
 def _read_upstream(data: bytes) -> tuple[str, dict[str, str]]:
     first, *lines = data.decode().splitlines()
     if first != f"sglang {SUPPORTED_SGLANG_VERSION}":
-        raise SeamError(
+        raise HookError(
             _UPSTREAM, f"is for {first!r}, not sglang {SUPPORTED_SGLANG_VERSION}", _BROKEN_PACKAGE
         )
     pristine: dict[str, str] = {}
     for line in lines:
         match = re.fullmatch(r"([0-9a-f]{64})  sglang/(\S+)", line)
         if match is None or match[2] in pristine:
-            raise SeamError(_UPSTREAM, f"malformed line {line!r}", _BROKEN_PACKAGE)
+            raise HookError(_UPSTREAM, f"malformed line {line!r}", _BROKEN_PACKAGE)
         pristine[match[2]] = match[1]
     return SUPPORTED_SGLANG_VERSION, pristine
 
@@ -154,11 +154,11 @@ def _read_upstream(data: bytes) -> tuple[str, dict[str, str]]:
 def _check_header(patch: Patch, version: str) -> None:
     missing = [field for field in HEADER_FIELDS if field not in patch.header]
     if missing:
-        raise SeamError(patch.name, f"patch header lacks {missing}", _BROKEN_PACKAGE)
+        raise HookError(patch.name, f"patch header lacks {missing}", _BROKEN_PACKAGE)
     if patch.header["Base"] != f"sglang {version}":
-        raise SeamError(patch.name, f"patch base is {patch.header['Base']!r}", _BROKEN_PACKAGE)
+        raise HookError(patch.name, f"patch base is {patch.header['Base']!r}", _BROKEN_PACKAGE)
     if not all(diff.path.startswith(PACKAGE_PREFIX) for diff in patch.diffs):
-        raise SeamError(patch.name, f"patch touches files outside {PACKAGE_PREFIX}")
+        raise HookError(patch.name, f"patch touches files outside {PACKAGE_PREFIX}")
 
 
 def _package_path(diff: FileDiff) -> str:

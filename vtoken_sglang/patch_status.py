@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from vtoken_sglang.errors import SeamError
+from vtoken_sglang.errors import HookError
 from vtoken_sglang.patch_series import REINSTALL, Series
 
 STAMP_NAME = ".vtoken_patches.json"
@@ -67,21 +67,21 @@ class PatchStatus:
 
 
 def package_root() -> Path:
-    """Directory of the installed `sglang`, found without importing it. Raises SeamError."""
+    """Directory of the installed `sglang`, found without importing it. Raises HookError."""
     spec = importlib.util.find_spec("sglang")
     if spec is None or not spec.submodule_search_locations:
-        raise SeamError("sglang", "package is not installed", REINSTALL)
+        raise HookError("sglang", "package is not installed", REINSTALL)
     return Path(next(iter(spec.submodule_search_locations)))
 
 
 def require_release(root: Path, series: Series) -> None:
-    """Raise SeamError unless the package at `root` is the release the series is for."""
+    """Raise HookError unless the package at `root` is the release the series is for."""
     version_file = root / "_version.py"
     text = version_file.read_text() if version_file.exists() else ""
     found = re.search(r"^__version__ = .*'([^']+)'$", text, re.MULTILINE)
     if found is None or found[1] != series.version:
         got = f"sglang {found[1]}" if found else "no sglang release"
-        raise SeamError("sglang-version", f"{got} at {root}, not {series.version}", REINSTALL)
+        raise HookError("sglang-version", f"{got} at {root}, not {series.version}", REINSTALL)
 
 
 def file_statuses(root: Path, series: Series) -> dict[str, FileStatus]:
@@ -102,7 +102,7 @@ def patch_statuses(series: Series, files: Mapping[str, FileStatus]) -> list[Patc
 
 
 def refuse_foreign(root: Path, series: Series, patches: Sequence[PatchStatus]) -> None:
-    """Raise SeamError naming each file that is neither as released nor as this series leaves it."""
+    """Raise HookError naming each file that is neither as released nor as this series leaves it."""
     for patch in patches:
         bad = [file for file in patch.files if file.state in (State.MISSING, State.MODIFIED)]
         if not bad:
@@ -116,7 +116,7 @@ def refuse_foreign(root: Path, series: Series, patches: Sequence[PatchStatus]) -
         stamped = _stamped_series(root)
         if stamped not in (None, series.sha256):
             problem += "; the package was patched by another version of this one"
-        raise SeamError(patch.name, problem, f"{REINSTALL}, then {APPLY}")
+        raise HookError(patch.name, problem, f"{REINSTALL}, then {APPLY}")
 
 
 def stamp_content(series: Series, patched_sha256: Mapping[str, str]) -> bytes:
@@ -157,7 +157,7 @@ def _file_status(root: Path, series: Series, path: str) -> FileStatus:
     if state is State.MODIFIED:
         try:
             restored = series.restore_content(path, content)
-        except SeamError:
+        except HookError:
             restored = b""
         if hashlib.sha256(restored).hexdigest() == expected:
             state = State.APPLIED

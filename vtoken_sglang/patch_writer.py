@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from glob import escape
 from pathlib import Path
 
-from vtoken_sglang.errors import SeamError
+from vtoken_sglang.errors import HookError
 from vtoken_sglang.patch_series import REINSTALL
 
 _NEW_FILE_MODE = 0o644
@@ -40,7 +40,7 @@ def replace_files(contents: Mapping[Path, bytes | None]) -> None:
     File modes are kept; a file that is new gets 0644. Each file changes atomically. Compiled
     bytecode of a replaced module is renewed.
 
-    Raises: SeamError when a file cannot be read or written, after undoing the files already done.
+    Raises: HookError when a file cannot be read or written, after undoing the files already done.
     """
     path, previous = Path(), dict[Path, bytes | None]()
     try:
@@ -52,7 +52,7 @@ def replace_files(contents: Mapping[Path, bytes | None]) -> None:
         _undo(previous)
         if isinstance(error, OSError):
             problem = f"cannot change {path} ({error.strerror}); nothing was changed"
-            raise SeamError("patches", problem, "make the sglang package writable") from error
+            raise HookError("patches", problem, "make the sglang package writable") from error
         raise
     for path in contents:
         renew_bytecode(path)
@@ -87,7 +87,7 @@ def _undo(previous: Mapping[Path, bytes | None]) -> None:
         except OSError as error:
             broken.append(f"{path} ({error.strerror})")
     if broken:
-        raise SeamError("patches", f"could not put back {', '.join(broken)}", REINSTALL)
+        raise HookError("patches", f"could not put back {', '.join(broken)}", REINSTALL)
 
 
 def _replace(path: Path, content: bytes | None) -> None:

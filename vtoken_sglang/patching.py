@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vtoken_sglang.errors import SeamError
+from vtoken_sglang.errors import HookError
 from vtoken_sglang.patch_overlay import stage_pristine_overlay
 from vtoken_sglang.patch_series import Series, shipped_series
 from vtoken_sglang.patch_status import (
@@ -61,7 +61,7 @@ def touched_files() -> tuple[str, ...]:
 def status(root: Path | None = None, series: Series | None = None) -> list[PatchStatus]:
     """State of every patch, in series order. Changes nothing.
 
-    Raises: SeamError when sglang is not installed or this package's patch files are broken.
+    Raises: HookError when sglang is not installed or this package's patch files are broken.
     """
     root, series = root or package_root(), series or shipped_series()
     return patch_statuses(series, file_statuses(root, series))
@@ -70,7 +70,7 @@ def status(root: Path | None = None, series: Series | None = None) -> list[Patch
 def check(root: Path | None = None, series: Series | None = None) -> list[PatchStatus]:
     """Return `status` when every patch is applied and the package stamped.
 
-    Raises: SeamError on another release, and naming the first patch that is not applied, with its
+    Raises: HookError on another release, and naming the first patch that is not applied, with its
         files, and for a file that someone else changed the hashes.
     """
     root, series = root or package_root(), series or shipped_series()
@@ -81,9 +81,9 @@ def check(root: Path | None = None, series: Series | None = None) -> list[PatchS
     for patch in patches:
         if patch.state is not State.APPLIED:
             pending = [f"sglang/{f.path}" for f in patch.files if f.state is State.PRISTINE]
-            raise SeamError(patch.name, f"patch is not applied to {', '.join(pending)}", APPLY)
+            raise HookError(patch.name, f"patch is not applied to {', '.join(pending)}", APPLY)
     if not stamp_is(root, stamp_content(series, {path: str(f.got) for path, f in files.items()})):
-        raise SeamError("patches", f"{STAMP_NAME} is missing or names another series", APPLY)
+        raise HookError("patches", f"{STAMP_NAME} is missing or names another series", APPLY)
     return patches
 
 
@@ -91,7 +91,7 @@ def apply(root: Path | None = None, series: Series | None = None) -> bool:
     """Apply every patch that is not applied yet, all or none, and stamp the package.
 
     Returns: False when all was in place already.
-    Raises: SeamError, with nothing changed, on another release, on a file that is neither as
+    Raises: HookError, with nothing changed, on another release, on a file that is neither as
         released nor as patched, on a hunk that does not fit, and when a file cannot be written.
     """
     root, series = root or package_root(), series or shipped_series()
@@ -106,7 +106,7 @@ def apply(root: Path | None = None, series: Series | None = None) -> bool:
             if file.state is State.PRISTINE:
                 contents[root / path] = patched = series.patch_content(path, content)
                 if series.restore_content(path, patched) != content:
-                    raise SeamError("patches", f"sglang/{path} could not be reversed later")
+                    raise HookError("patches", f"sglang/{path} could not be reversed later")
             patched_sha256[path] = hashlib.sha256(patched).hexdigest()
         stamp = stamp_content(series, patched_sha256)
         if not stamp_is(root, stamp):
@@ -119,7 +119,7 @@ def reverse(root: Path | None = None, series: Series | None = None) -> bool:
     """Give every patched file its released content back, all or none, and remove the stamp.
 
     Returns: False when nothing was applied.
-    Raises: SeamError as `apply` does.
+    Raises: HookError as `apply` does.
     """
     root, series = root or package_root(), series or shipped_series()
     require_release(root, series)
@@ -145,11 +145,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         root: Path = options.root or package_root()
         try:
             print(_run(options, root), flush=True)
-        except (SeamError, OSError) as error:
+        except (HookError, OSError) as error:
             failure = error
         for patch in status(root):
             print(f"{patch.state:<9} {patch.name}: {patch.subject}", flush=True)
-    except (SeamError, OSError) as error:
+    except (HookError, OSError) as error:
         failure = failure or error
     if failure is not None:
         print(f"vtoken-sglang: {failure}", file=sys.stderr, flush=True)

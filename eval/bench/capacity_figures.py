@@ -6,7 +6,7 @@
 A part is one server: an arm, a workload, a pool. By estimate each takes 2 to 7 minutes on two idle
 CPU cores, and a repeat of all 19 some 90 minutes. A part is one line of the raw file, written when
 it is complete; parts that are there are skipped, so a measurement may be taken in pieces
-(--most-parts, --parts) and is gone on with by calling again. Figures are written once every part of
+(--max-parts, --parts) and is gone on with by calling again. Figures are written once every part of
 a repeat is there.
 
 Requests of a workload are all of one length and share nothing; keep is 0.3, the policy
@@ -61,8 +61,7 @@ from vtoken_sglang_eval.bench.raw_lines import read_lines
 from vtoken_sglang_eval.errors import FiguresError
 from vtoken_sglang_eval.figures import write_figures
 from vtoken_sglang_eval.metrics import figure
-
-from vtoken_sglang.models import ensure_smollm2
+from vtoken_sglang_eval.models import ensure_smollm2
 
 MODULE = "vtoken_sglang_eval.bench.capacity_figures"
 Figures = dict[str, dict[str, Any]]
@@ -215,7 +214,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="figures file, topic capacity")
     parser.add_argument("--raw", type=Path, required=True, help="parts measured, appended to")
     parser.add_argument("--repeats", type=int, default=1, help="repeats wanted in all")
-    parser.add_argument("--most-parts", type=int, help="stop after measuring this many")
+    parser.add_argument("--max-parts", type=int, help="stop after measuring this many")
     parser.add_argument("--parts", default="", metavar="TEXT", help="only parts named like this")
     parser.add_argument("--list", action="store_true", help="show parts still to be measured")
     parser.add_argument("--seed", type=int, default=0)
@@ -228,7 +227,7 @@ def main(words: Sequence[str] | None = None) -> int:
     wanted = [(part, repeat) for repeat in range(chosen.repeats) for part in all_parts()]
     todo = [(p, r) for p, r in wanted if (p.name, r) not in done and chosen.parts in p.name]
     chosen.raw.parent.mkdir(parents=True, exist_ok=True)
-    for part, repeat in todo[: chosen.most_parts]:
+    for part, repeat in todo[: chosen.max_parts]:
         print(f"{part.name}, repeat {repeat}", flush=True)
         if chosen.list:
             continue

@@ -19,8 +19,8 @@ POOLS = {"small": 4096, "large": 8192}
 OUTPUT_POOLS = {"small": 1536, "large": 3072}
 POLICIES = ("streaming_llm", "random")
 SLA_SHAPE, SLA_POOL = "prompt_heavy", "large"
-MOST_LEVEL = 8
-LEAST_REQUESTS = 3
+MAX_LEVEL = 8
+MIN_REQUESTS = 3
 ARMS: dict[str, tuple[str, ...]] = {
     "native": ("--vtoken-policy", "none", "--vtoken-arm", "native"),
     "naive": ("--vtoken-arm", "naive"),
@@ -105,8 +105,8 @@ def frontier_loads(part: Part, client: CapacityClient, key: str) -> dict[str, An
     }
     levels: list[dict[str, Any]] = []
     level = 1
-    while level <= MOST_LEVEL:
-        prompts = shape.prompts(max(LEAST_REQUESTS, 2 * (level - 1)), f"{key} level {level}")
+    while level <= MAX_LEVEL:
+        prompts = shape.prompts(max(MIN_REQUESTS, 2 * (level - 1)), f"{key} level {level}")
         levels.append(client.level(prompts, shape.answer, level).as_dict())
         if not within(levels[-1], levels[0]["token_p95"]):
             break

@@ -2,8 +2,9 @@
 
     python -m vtoken_sglang_eval.bench.core_bench --out core_bench.json [--parts copy]
 
-Planner: CPU time of one safe point (new tokens, kills, step) against the number of requests and of
-pages they hold. "quiet" only kills; "busy" also plans and flips a bounded repack in every step.
+Planner: CPU time of one safe point (new tokens, evictions, step) against the number of requests and
+of pages they hold. "quiet" only evictions; "busy" also plans and commits a bounded repack in every
+step.
 Copy: bytes per second of `copy_slots` against a contiguous copy of the same bytes, alternating.
 Simulation: retained pages and waste of both arms (`core_simulation`). Nothing here needs a model.
 """
@@ -31,7 +32,7 @@ from vtoken_sglang.kernels.copy_slots import copy_slots
 REQUESTS = (8, 64, 256)
 PAGES = (1_000, 100_000, 1_000_000)
 PAGE_SIZE = 16
-KILLS_EVERY, KILLS = 8, 8
+EVICT_EVERY, EVICTIONS = 8, 8
 STEPS, WARM_UP = 64, 16
 BUSY_TOKENS = 1024
 DECODE_STEP_MS = 20.0  # assumed, as of a small model on a GPU; nothing is decoded here
@@ -53,21 +54,21 @@ def planner_ms(
     )
     core = requests.reclaimer
     if busy:
-        # Waste to work on for every step to come; the kills themselves are not timed.
+        # Waste to work on for every step to come; the evictions themselves are not timed.
         for row in requests.rows:
             core.evict_tokens(row, np.flatnonzero(random.random(length - page_size) < 0.4))
     taken = []
     for step in range(STEPS + WARM_UP):
-        kills = {
-            row: np.sort(random.choice(length - page_size, KILLS, replace=False))
+        evictions = {
+            row: np.sort(random.choice(length - page_size, EVICTIONS, replace=False))
             for row in requests.rows
-            if (step + row) % KILLS_EVERY == 0
+            if (step + row) % EVICT_EVERY == 0
         }
         sealed = requests.sealed()
         start = time.thread_time()
         for row in requests.rows:
             core.sync_new_tokens(row, requests.length)
-        for row, positions in kills.items():
+        for row, positions in evictions.items():
             core.evict_tokens(row, positions)
         core.step(sealed_upto=sealed)
         taken.append((time.thread_time() - start) * 1e3)
@@ -188,7 +189,7 @@ def main(words: Sequence[str] | None = None) -> int:
         figures |= simulation_figures(chosen.repeats, chosen.seed, chosen.quick)
     settings = {
         "page_size": PAGE_SIZE,
-        "kills": f"{KILLS} tokens per request every {KILLS_EVERY} steps",
+        "evictions": f"{EVICTIONS} tokens per request every {EVICT_EVERY} steps",
         "busy_tokens_per_step": BUSY_TOKENS,
         "prompt": PROMPT,
         "output": OUTPUT,

@@ -2,7 +2,7 @@
 counters, on the real core. No model, no K/V bytes; served figures come from `eval`.
 
 Every request starts with a prompt, decodes to its end, and is pruned every `INTERVAL` tokens down
-to `keep` of its length, first tokens and recent ones kept. The naive arm makes the same kills.
+to `keep` of its length, first tokens and recent ones kept. The naive arm makes the same evictions.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 
 from vtoken_sglang.core.copy_engine import SyncCopyEngine
-from vtoken_sglang.core.ids import Generation, Int64Array, Row, page_count
 from vtoken_sglang.core.reclaimer import Reclaimer
 from vtoken_sglang.core.settings import ReclaimSettings
+from vtoken_sglang.core.types import Generation, Int64Array, Row, page_count
 
 PROMPT, OUTPUT = 1024, 1024
 SINK, RECENT, INTERVAL = 4, 64, 8
@@ -106,8 +106,8 @@ class Outcome:
     Fields:
         retained: private pages per request.
         waste: F over them, the tail page included.
-        waste_after: F at the moments right after a flip; NaN if there was none.
-        limit_gap: retained / ceil(live / page_size) - 1, right after a flip or, without any, at
+        waste_after: F at the moments right after a commit; NaN if there was none.
+        limit_gap: retained / ceil(live / page_size) - 1, right after a commit or, without any, at
             every moment.
     """
 
@@ -117,7 +117,7 @@ class Outcome:
     limit_gap: float
 
 
-def victims(
+def evicted(
     policy: str, live: npt.NDArray[np.intp], keep: int, random: np.random.Generator
 ) -> Int64Array:
     """Positions to evict so that `keep` stay; sinks and recent tokens are never chosen."""
@@ -133,7 +133,7 @@ def victims(
 def simulate(
     policy: str, *, keep: float, page_size: int, reclaim: bool, count: int, seed: int
 ) -> Outcome:
-    """One arm; `count` requests. Same seed, same kills in both arms."""
+    """One arm; `count` requests. Same seed, same evictions in both arms."""
     requests = Requests(
         count,
         page_size=page_size,
@@ -149,11 +149,11 @@ def simulate(
         if step % INTERVAL == 0:
             for row in requests.rows:
                 entries = requests.table[row, : requests.length].numpy()
-                chosen = victims(
+                chosen = evicted(
                     policy, np.flatnonzero(entries), round(keep * requests.length), random
                 )
                 core.evict_tokens(row, chosen[chosen < requests.open_start])
-        flipping = set(core.copies.pending)
+        committing = set(core.copies.pending)
         core.step(sealed_upto=requests.sealed())
         for row in requests.rows:
             table = core.table(row)
@@ -163,7 +163,7 @@ def simulate(
             retained.append(core.private_pages(row))
             waste.append(table.waste())
             gaps.append(gap)
-            if row in flipping:
+            if row in committing:
                 after.append(table.waste())
                 gaps_after.append(gap)
         requests.append()

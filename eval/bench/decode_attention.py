@@ -32,7 +32,7 @@ from vtoken_sglang_eval.figures import write_figures
 from vtoken_sglang_eval.results import rounded
 
 if TYPE_CHECKING:
-    from vtoken_sglang.engine.offline import OfflineDecoder, StepTime
+    from vtoken_sglang_eval.bench.offline import OfflineDecoder, StepTime
 
 CELLS = "1x256,8x256,32x256,1x2048,8x2048,32x2048,1x8192,8x8192"
 SMALL_LLAMA = {
@@ -103,8 +103,8 @@ def measure_cell(
 
 def load_decoder(options: argparse.Namespace) -> OfflineDecoder:
     """The model that the options name, with a pool for the largest cell."""
-    from vtoken_sglang.engine.offline import OfflineDecoder
-    from vtoken_sglang.models import ensure_smollm2
+    from vtoken_sglang_eval.bench.offline import OfflineDecoder
+    from vtoken_sglang_eval.models import ensure_smollm2
 
     page = options.page_size
     pool = max(cell.batch * (-(-cell.context // page) + 1) * page for cell in options.cells)

@@ -10,7 +10,7 @@ from vtoken_sglang_eval import provenance
 from vtoken_sglang_eval.metrics import spread
 
 if TYPE_CHECKING:
-    from vtoken_sglang.engine.offline import StepTime
+    from vtoken_sglang_eval.bench.offline import StepTime
 
 ARMS = ("stock", "native", "hook-only")
 # All that fit: 32 requests of 8192 tokens do not.

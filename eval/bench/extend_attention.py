@@ -26,7 +26,7 @@ from vtoken_sglang_eval.metrics import spread
 from vtoken_sglang_eval.results import rounded
 
 if TYPE_CHECKING:
-    from vtoken_sglang.engine.offline import OfflineDecoder, StepTime
+    from vtoken_sglang_eval.bench.offline import OfflineDecoder, StepTime
 
 FIGURE_CONTEXT = 8192
 

@@ -2,7 +2,7 @@
 
     decode        CUDA-core and tensor-core kernels, slot lists and page lists
     extend        ragged own tokens + paged live prefix merged by lse; paged only
-    graph         decode captured once, replayed across a flip of every live token
+    graph         decode captured once, replayed across a commit of every live token
 
 The lists come from `pack_live`, the host lengths from the same live counts, as in the backend.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from vtoken_sglang.engine.page_mode import to_pages
+from vtoken_sglang.engine.attention.page_mode import to_pages
 from vtoken_sglang.kernels.pack_live import pack_live
 
 from .graphs import Captured
@@ -189,7 +189,7 @@ def extend_errors(
     yield "extend, paged only", greatest(out, wanted)
 
 
-def graph_flip_mismatches(
+def graph_commit_mismatches(
     library: Any, sizes: Sizes, device: torch.device, generator: torch.Generator
 ) -> tuple[int, float]:
     """Capture decode with padded lanes, replay it, move every live token, replay it again.
@@ -224,8 +224,8 @@ def graph_flip_mismatches(
         lambda: out.copy_(wrapper.forward(q, (pruned.k, pruned.v), sm_scale=scale)), device
     )
     results, error = [], 0.0
-    for flip in (False, True):
-        if flip:
+    for commit in (False, True):
+        if commit:
             move_everything(pruned, generator)
         indptr, slots = pruned.lists()
         indptr_buffer.copy_(indptr)
@@ -248,7 +248,8 @@ def graph_flip_mismatches(
 
 
 def move_everything(pruned: Pruned, generator: torch.Generator) -> None:
-    """Copy every live token to a slot behind the rows' own, flip the rows, spoil the old slots."""
+    """Copy every live token to a slot behind the rows' own, commit the rows, spoil the old
+    slots."""
     from vtoken_sglang.kernels.apply_moves import apply_moves
     from vtoken_sglang.kernels.copy_slots import copy_slots
 

@@ -1,9 +1,10 @@
 """`scripts/gpu_check.sh`: check and measure the CUDA path on one GPU, with nothing to download.
 
-    kernels      every Triton kernel against its PyTorch twin                   kernel_mismatches
-    flashinfer   real plans over compacted rows, graph replay across a flip     flashinfer_max_error
-    times        copy, pack, decode attention                                   copy_ratio, ...
-    served       with --model, where sglang is installed: real servers, compared by `eval quick`
+    kernels      every Triton kernel against its PyTorch reference
+    kernel_mismatches flashinfer   real plans over compacted rows, graph replay across a commit
+    flashinfer_max_error times        copy, pack, decode attention
+    copy_ratio, ... served       with --model, where sglang is installed: real servers, compared by
+    `eval quick`
 
 Each part writes its figures when it is done, so a run that is cut short keeps what it measured. A
 part that cannot run here says why and writes nothing; one that fails does not stop the others.
@@ -48,7 +49,7 @@ SMALL = flashinfer_checks.Sizes(
 LAST_START_S = 240
 # Seconds that the whole run may take, and the least that are worth starting servers for.
 LIMIT_S = 470
-LEAST_SERVED_S = 90
+MIN_SERVED_S = 90
 
 
 class NotHereError(Exception):
@@ -81,16 +82,17 @@ class Check:
 
 
 def kernels(check: Check) -> None:
-    """Compare every kernel with its twin."""
+    """Compare every kernel with its reference."""
     cases = check_kernels(check.device, check.seed, small=check.dry)
     check.cases += cases
     wrong = sum(not case.passed for case in cases)
-    unit = f"of {len(cases)} comparisons with the PyTorch twins"
+    unit = f"of {len(cases)} comparisons with the PyTorch references"
     check.figures["kernel_mismatches"] = {"value": wrong, "unit": unit, "spread": None}
 
 
 def flashinfer(check: Check) -> None:
-    """Compare FlashInfer over compacted rows with plain attention; flip under a captured graph."""
+    """Compare FlashInfer over compacted rows with plain attention; commit under a captured
+    graph."""
     _flashinfer(check, SMALL if check.dry else flashinfer_checks.Sizes())
 
 
@@ -115,12 +117,12 @@ def _flashinfer(check: Check, sizes: flashinfer_checks.Sizes) -> None:
         for what, error in part(check.library, pruned, generator):
             case = Case(kernel="flashinfer", what=f"{what}, {label}", error=error, limit=limit)
             check.cases.append(case)
-    differing, error = flashinfer_checks.graph_flip_mismatches(
+    differing, error = flashinfer_checks.graph_commit_mismatches(
         check.library, sizes, check.device, generator
     )
     check.cases += [
         Case(kernel="flashinfer", what=f"graph, {label}", error=error, limit=limit),
-        Case(kernel="flip", what=f"graph, {label}", error=differing),
+        Case(kernel="commit", what=f"graph, {label}", error=differing),
     ]
     errors = [case.error for case in check.cases if case.kernel == "flashinfer"]
     check.figures.pop("flashinfer_max_error", None)
@@ -131,8 +133,8 @@ def _flashinfer(check: Check, sizes: flashinfer_checks.Sizes) -> None:
             "unit": f"absolute, over {len(errors)} comparisons with float64 attention, variance 1",
             "spread": None,
         }
-    check.figures["graph_flip_mismatches"] = {
-        "value": int(sum(case.error for case in check.cases if case.kernel == "flip")),
+    check.figures["graph_commit_mismatches"] = {
+        "value": int(sum(case.error for case in check.cases if case.kernel == "commit")),
         "unit": "lanes whose bits changed when every live token moved between two replays",
         "spread": None,
     }
@@ -151,7 +153,7 @@ def pack_times(check: Check) -> None:
 
     theirs = None
     try:
-        from vtoken_sglang.engine import stock_index
+        from vtoken_sglang_eval.bench import stock_index
     except ImportError as error:
         check.missing["pack_time_ratio"] = str(error)
     else:
@@ -173,7 +175,7 @@ def served(check: Check) -> None:
     if importlib.util.find_spec("sglang") is None:
         raise NotHereError("sglang is not installed")
     left = LIMIT_S - (time.monotonic() - check.started)
-    if left < LEAST_SERVED_S:
+    if left < MIN_SERVED_S:
         raise NotHereError(f"{left:.0f} s are left, too few to start servers")
     ours = "auto" if "auto" in ARMS else "hook-only"
     command = [sys.executable, "-m", "eval", "quick", "--device", "cuda"]

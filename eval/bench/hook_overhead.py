@@ -4,8 +4,8 @@
 
 `eval run --config serve` serves one arm for most of a minute, then the other, so whatever the
 machine does in between is part of their ratio. Here a native and a hook-only server run side by
-side and get the same few conversations in turn, the idle one asleep; the order flips from round to
-round, and a ratio is taken within a round. Servers are started anew `--pairs` times, since two
+side and get the same few conversations in turn, the idle one asleep; the order commits from round
+to round, and a ratio is taken within a round. Servers are started anew `--pairs` times, since two
 processes of one program differ a little for as long as they live. The default takes 15 minutes.
 """
 

@@ -1,4 +1,5 @@
-"""Every Triton kernel against its PyTorch twin, on fresh random data, where it matters in float64.
+"""Every Triton kernel against its PyTorch reference, on fresh random data, where it matters in
+float64.
 
 Runs on a CUDA device, or on the CPU in a process whose Triton interprets (the dry run).
 """
@@ -38,7 +39,7 @@ class Case:
 
     @property
     def passed(self) -> bool:
-        """Whether the kernel equals its twin (NaN does not pass)."""
+        """Whether the kernel equals its reference (NaN does not pass)."""
         return self.error <= self.limit
 
 
@@ -141,7 +142,8 @@ def check_apply_moves(device: torch.device, generator: torch.Generator, small: b
 def check_attention_mass(
     device: torch.device, generator: torch.Generator, small: bool
 ) -> list[Case]:
-    """Scores against a float64 twin, per key dtype and head layout; decode and several queries."""
+    """Scores against a float64 reference, per key dtype and head layout; decode and several
+    queries."""
     from vtoken_sglang.kernels.triton_attention_mass import attention_mass_triton
 
     longest = 200 if small else 6_000
@@ -211,7 +213,7 @@ def _mass_case(
 
 
 def _mass_error(form: Callable[..., None], case: _Mass) -> float:
-    """Greatest difference of the scores from the twin's in float64, given the same lse."""
+    """Greatest difference of the scores from the reference's in float64, given the same lse."""
     rows = case.rows
     lse = _float64_lse(case)
     scores = []

@@ -5,7 +5,7 @@
 One server per setting of `--vtoken-observe-*`. Its requests come in pairs of equal batches: one
 whose policy looks at attention (h2o) and one whose policy does not (streaming_llm), both with keep
 1.0, so nothing dies and only the observation differs. A ratio is taken within a pair, the order
-flips from pair to pair. A batch is sent twice: for one token with its prompts new to the server
+commits from pair to pair. A batch is sent twice: for one token with its prompts new to the server
 (prompt time), then for many with its prompts cached (step time).
 """
 
@@ -25,10 +25,10 @@ from typing import Any
 from vtoken_sglang_eval import provenance
 from vtoken_sglang_eval.figures import write_figures
 from vtoken_sglang_eval.metrics import figure
+from vtoken_sglang_eval.models import ensure_smollm2
 from vtoken_sglang_eval.policy_server import PolicyServer
 
 from vtoken_sglang.errors import VTokenError
-from vtoken_sglang.models import ensure_smollm2
 
 MODULE = "vtoken_sglang_eval.bench.observation_cost"
 # Name in the figures -> flags of the server.
@@ -46,7 +46,7 @@ def batch_seconds(
     server: PolicyServer, prompts: list[list[int]], tokens: int, policy: str
 ) -> float:
     """Wall time of a batch sent at once, `tokens` greedy tokens each."""
-    options = {"policy": policy, "keep": 1.0, "seed_scores": "off"}
+    options = {"policy": policy, "keep": 1.0, "reuse_prefix_scores": "off"}
     with ThreadPoolExecutor(len(prompts)) as pool:
         begun = time.perf_counter()
         list(pool.map(lambda prompt: server.generate(prompt, tokens, options), prompts))

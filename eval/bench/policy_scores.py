@@ -4,10 +4,10 @@
 
 Real multi-turn conversations, one request at a time, each policy in turn. Every eviction of the
 trace is checked: the plain model, in float32 with eager attention and the same tokens masked, must
-name the same victims (`eval/policy_reference.py`, written apart from the policies). Figures:
+name the same evicted (`eval/policy_reference.py`, written apart from the policies). Figures:
 
   score_mismatches    evictions that it does not account for, beyond a tie in float32
-  score_swapped       share of the victims that a tie let differ
+  score_swapped       share of the evicted that a tie let differ
   max_policy_lines    lines of the longest policy file
 """
 
@@ -27,16 +27,16 @@ from typing import Any
 from vtoken_sglang_eval import provenance
 from vtoken_sglang_eval.bench.reclaim_figures import conversation_text
 from vtoken_sglang_eval.chat import ModelTokenizer
-from vtoken_sglang_eval.eager_attention import EagerReference, expected_victims, unexplained
+from vtoken_sglang_eval.eager_attention import EagerReference, expected_evicted, unexplained
 from vtoken_sglang_eval.errors import FiguresError
 from vtoken_sglang_eval.figures import write_figures
 from vtoken_sglang_eval.metrics import figure
+from vtoken_sglang_eval.models import ensure_smollm2
 from vtoken_sglang_eval.policy_reference import SCORES
 from vtoken_sglang_eval.policy_server import PAGE_SIZE, PolicyServer
 from vtoken_sglang_eval.sharegpt import find_dataset, load_dataset
 
 from vtoken_sglang.errors import VTokenError
-from vtoken_sglang.models import ensure_smollm2
 from vtoken_sglang.policy.names import BUILT_IN
 
 MODULE = "vtoken_sglang_eval.bench.policy_scores"
@@ -54,17 +54,17 @@ class Found:
     """What came of one policy's evictions."""
 
     evictions: int = 0
-    victims: int = 0
+    evicted: int = 0
     swapped: int = 0
     mismatches: int = 0
 
 
 def read_evictions(trace: Path) -> dict[str, list[tuple[int, list[int]]]]:
-    """(logical length, killed positions) of each eviction, by request."""
+    """(logical length, evicted positions) of each eviction, by request."""
     found: dict[str, list[tuple[int, list[int]]]] = {}
     for line in trace.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
-        found.setdefault(record["rid"], []).append((record["logical_len"], record["killed"]))
+        found.setdefault(record["rid"], []).append((record["logical_len"], record["evicted"]))
     return found
 
 
@@ -81,15 +81,15 @@ def check(
     ids = [*prompt, *answer["output_ids"]]
     seen = reference.observe(
         ids,
-        {length: killed for length, killed in evictions if length < len(ids)},
+        {length: evicted for length, evicted in evictions if length < len(ids)},
         first_query=cached,
         last_chunk=(cached + (len(prompt) - cached - 1) // CHUNK * CHUNK, len(prompt)),
     )
     layers, heads = seen.weights.shape[:2]
     tie = COUNTED_TIE / (layers * heads) if policy == "scissorhands" else TIE
     dead: set[int] = set()
-    for length, killed in evictions:
-        choice = expected_victims(
+    for length, evicted in evictions:
+        choice = expected_evicted(
             SCORES[policy](seen, length),
             [pos for pos in range(length) if pos not in dead],
             length=length,
@@ -98,14 +98,14 @@ def check(
             recent=RECENT,
             page_size=PAGE_SIZE,
         )
-        lines = unexplained(choice, killed, tie)
+        lines = unexplained(choice, evicted, tie)
         for line in lines:
             print(f"{policy} at {length}: {line}", flush=True)
         found.evictions += 1
-        found.victims += len(killed)
-        found.swapped += len(set(killed) - set(choice.victims))
+        found.evicted += len(evicted)
+        found.swapped += len(set(evicted) - set(choice.evicted))
         found.mismatches += bool(lines)
-        dead.update(killed)
+        dead.update(evicted)
 
 
 def measure(model: str, prompts: Sequence[Sequence[int]]) -> dict[str, Found]:
@@ -147,8 +147,8 @@ def figures_of(found: dict[str, Found]) -> dict[str, Any]:
     for policy, each in found.items():
         unit = f"evictions of {each.evictions} unlike the plain model's"
         figures[f"score_mismatches_{policy}"] = figure([each.mismatches], unit)
-        share = each.swapped / max(1, each.victims)
-        figures[f"score_swapped_{policy}"] = figure([share], f"share of {each.victims} victims")
+        share = each.swapped / max(1, each.evicted)
+        figures[f"score_swapped_{policy}"] = figure([share], f"share of {each.evicted} evicted")
     return figures
 
 

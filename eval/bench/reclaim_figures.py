@@ -3,12 +3,12 @@
     python -m vtoken_sglang_eval.bench.reclaim_figures --out docs/results/core.json
 
 Real multi-turn conversations, one request at a time so that every number is of one request, not
-published to the prefix cache. Both arms get the same requests and make the same kills; a request
-is looked at between steps, as often as the server answers. Cells are (policy, keep); per page size
-two servers answer all of them. Names of the figures, per cell and page size:
+published to the prefix cache. Both arms get the same requests and make the same evictions; a
+request is looked at between steps, as often as the server answers. Cells are (policy, keep); per
+page size two servers answer all of them. Names of the figures, per cell and page size:
 
   retained_ratio  pages held (destinations of copies included), reclaim / naive, means over looks
-  f_after         waste right after a repack was flipped; over all looks where none was needed
+  f_after         waste right after a repack was committed; over all looks where none was needed
   limit_gap       retained / ceil(live / page size) - 1, at the same looks as f_after
   f_mean, f_naive waste over all looks, reclaim and naive
 
@@ -30,14 +30,13 @@ from typing import Any
 
 import numpy as np
 from vtoken_sglang_eval import provenance
-from vtoken_sglang_eval.bench.served_looks import Look, PrunedServer, Request
+from vtoken_sglang_eval.bench.served_looks import EvictionPlan, PrunedServer, Request
 from vtoken_sglang_eval.chat import ModelTokenizer
 from vtoken_sglang_eval.errors import DatasetError, FiguresError
 from vtoken_sglang_eval.figures import read_figures, write_figures
 from vtoken_sglang_eval.metrics import figure
+from vtoken_sglang_eval.models import ensure_smollm2
 from vtoken_sglang_eval.sharegpt import Conversation, Dataset, find_dataset, load_dataset
-
-from vtoken_sglang.models import ensure_smollm2
 
 POLICIES = ("random", "streaming_llm")
 KEEPS = (30, 50, 70)
@@ -56,16 +55,16 @@ class Held:
 
     Fields:
         retained: pages held, destinations of pending copies included.
-        waste, waste_after: F over all looks / right after a flip (over all if there was none).
+        waste, waste_after: F over all looks / right after a commit (over all if there was none).
         limit_gap: retained over the fewest pages the live tokens fit into, less 1.
-        killed: tokens killed. answers: generated ids per request.
+        evicted: tokens evicted. answers: generated ids per request.
     """
 
     retained: float
     waste: float
     waste_after: float
     limit_gap: float
-    killed: int
+    evicted: int
     answers: list[list[int]]
 
 
@@ -101,15 +100,15 @@ def make_prompts(dataset: Dataset, tokenizer: ModelTokenizer, count: int, seed: 
     raise DatasetError(f"{dataset.name}: fewer than {count} conversations are long enough")
 
 
-def held(looks: Sequence[Sequence[Look]], page_size: int, answers: list[list[int]]) -> Held:
+def held(looks: Sequence[Sequence[EvictionPlan]], page_size: int, answers: list[list[int]]) -> Held:
     """Averages over looks, per request in order. Raises FiguresError when one was never seen."""
     retained, waste, gaps, after, gaps_after = [], [], [], [], []
-    killed = 0
+    evicted = 0
     for seen in looks:
         pruned = [look for look in seen if look.pruned_rows == 1]
         if not pruned:
             raise FiguresError("figures: a request ended before it was seen pruned")
-        killed += seen[-1].killed - seen[0].killed
+        evicted += seen[-1].evicted - seen[0].evicted
         for before, look in zip([seen[0], *pruned], pruned, strict=False):
             retained.append(look.retained + look.held)
             waste.append(1 - look.live / (look.retained * page_size))
@@ -122,7 +121,7 @@ def held(looks: Sequence[Sequence[Look]], page_size: int, answers: list[list[int
         waste=float(np.mean(waste)),
         waste_after=float(np.mean(after or waste)),
         limit_gap=float(np.mean(gaps_after or gaps)),
-        killed=killed,
+        evicted=evicted,
         answers=answers,
     )
 
@@ -179,10 +178,10 @@ def figures_of(
     ours: dict[tuple[str, int, int], Held],
     repeats: int,
 ) -> Figures:
-    """The figures of one page size. Raises FiguresError when the arms killed different tokens."""
+    """The figures of one page size. Raises FiguresError when the arms evicted different tokens."""
     for key in naive:
-        if naive[key].killed != ours[key].killed or not naive[key].killed:
-            raise FiguresError(f"figures: {key}: the arms did not kill the same tokens")
+        if naive[key].evicted != ours[key].evicted or not naive[key].evicted:
+            raise FiguresError(f"figures: {key}: the arms did not eviction the same tokens")
     wrong = sum(
         a != b for key in naive for a, b in zip(naive[key].answers, ours[key].answers, strict=True)
     )

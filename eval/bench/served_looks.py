@@ -15,14 +15,14 @@ POOL = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class EvictionPlan:
     """The runtime's counters and gauges at one moment.
 
     Fields:
         pruned_rows: requests that lost a token and still run.
         retained: private pages their ledgers hold. held: destination pages of pending copies.
         live: their live tokens in private pages.
-        repacks, killed: totals since the server started.
+        repacks, evicted: totals since the server started.
     """
 
     pruned_rows: int
@@ -30,7 +30,7 @@ class Look:
     held: int
     live: int
     repacks: int
-    killed: int
+    evicted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +49,19 @@ class PrunedServer(PolicyServer):
         flags = ("--vtoken-publish", "never", "--vtoken-arm", arm)
         super().__init__(model, POOL, log, *flags, page_size=page_size)
 
-    def look(self) -> Look:
+    def look(self) -> EvictionPlan:
         """Ask the scheduler; it answers between two steps."""
         state = json.loads(self.ask("/server_info"))["internal_states"][0]["vtoken"]
-        return Look(
+        return EvictionPlan(
             pruned_rows=state["pruned_rows"],
             retained=state["retained_pages"],
             held=state["held_pages"],
             live=state["live_private_tokens"],
             repacks=state["repacks"],
-            killed=state["killed_tokens"],
+            evicted=state["evicted_tokens"],
         )
 
-    def follow(self, request: Request) -> tuple[list[int], list[Look]]:
+    def follow(self, request: Request) -> tuple[list[int], list[EvictionPlan]]:
         """Send one request and wait; returns its answer and looks before, during and after it."""
         looks, over = [self.look()], threading.Event()
         failures: list[BaseException] = []

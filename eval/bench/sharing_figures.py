@@ -36,9 +36,8 @@ from vtoken_sglang_eval.bench.sharing_runs import ANSWER, STRATEGIES, TAIL, Cell
 from vtoken_sglang_eval.errors import FiguresError
 from vtoken_sglang_eval.figures import write_figures
 from vtoken_sglang_eval.metrics import figure
+from vtoken_sglang_eval.models import ensure_smollm2
 from vtoken_sglang_eval.server import HOST, ServerProcess, free_port
-
-from vtoken_sglang.models import ensure_smollm2
 
 MODULE = "vtoken_sglang_eval.bench.sharing_figures"
 PAGE_SIZE = 16

@@ -62,7 +62,7 @@ class Cell:
         ]
 
     def options(self, strategy: str, at: int) -> dict[str, Any]:
-        """Of request `at`. Equal seeds decide equal kills, whatever the strategy."""
+        """Of request `at`. Equal seeds decide equal evictions, whatever the strategy."""
         if strategy == "none":
             return {"policy": "none"}
         return {"policy": self.policy, "keep": self.keep, "seed": at, "shared": strategy}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from vtoken_sglang.config import RequestOptions, VTokenConfig
+from vtoken_sglang.options import RequestOptions, VTokenConfig
 from vtoken_sglang.policy.names import BUILT_IN, NO_POLICY
 
 KEEPS: Final = (0.75, 0.5, 0.25)
@@ -30,7 +30,7 @@ class Cell:
         """What a request says in `custom_params["vtoken"]`.
 
         Args:
-            interval: tokens between two looks for victims.
+            interval: tokens between two looks for evicted.
             seed: of policies that draw.
         """
         if self.policy == NO_POLICY:
@@ -51,7 +51,7 @@ def policy_names() -> tuple[str, ...]:
 
 
 def grid(policies: Iterable[str], keeps: Iterable[float] = KEEPS) -> tuple[Cell, ...]:
-    """Full attention first, then every policy at every ratio. A ratio of 1 kills nothing, so on
+    """Full attention first, then every policy at every ratio. A ratio of 1 evictions nothing, so on
     the reference it is full attention; the served run asks for it all the same."""
     keeps = tuple(keeps)
     return (FULL, *(Cell(policy, keep) for policy in policies for keep in keeps))

@@ -13,9 +13,8 @@ from vtoken_sglang_eval.chat import ChatTokenizer, ModelTokenizer
 from vtoken_sglang_eval.errors import FiguresError
 from vtoken_sglang_eval.figures import read_figures, write_figures
 from vtoken_sglang_eval.markdown import fill_file
+from vtoken_sglang_eval.models import ensure_smollm2
 from vtoken_sglang_eval.sharegpt import Dataset, find_dataset, load_dataset
-
-from vtoken_sglang.models import ensure_smollm2
 
 from . import peer, perplexity, plots, questions, ruler, seeds, served, tables
 from .cells import Cell, grid, policy_names

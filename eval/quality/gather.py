@@ -19,7 +19,8 @@ class Gathered:
 
     Fields:
         lanes: int64 [n], the lanes it is gathered for.
-        sums: block of query positions -> float32 [n, capacity]; only RARELY has several blocks.
+        sums: block of query positions -> float32 [n, capacity]; only BELOW_UNIFORM has several
+            blocks.
         observed_len: no observed query saw the tokens from here on: one past the last observed
             query, or where the window at the end of the prompt begins.
     """
@@ -41,7 +42,7 @@ class Gathered:
         """
         kind, window = self.observation.gather, self.observation.window
         queries = weights.shape[2]
-        if kind is Gather.RARELY:
+        if kind is Gather.BELOW_UNIFORM:
             share = 1 / visible.sum(-1, dtype=weights.dtype)
             begin = 0
             while begin < queries:
@@ -72,7 +73,7 @@ class Gathered:
         kind, window = self.observation.gather, self.observation.window
         if kind is Gather.LAST:
             self._keep({length - 1})
-        elif kind is Gather.RARELY:
+        elif kind is Gather.BELOW_UNIFORM:
             block = (length - 1) // window
             self._keep({block, block - 1})
         self.observed_len = length

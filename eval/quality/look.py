@@ -1,4 +1,4 @@
-"""One look for victims on the reference: the product's own policies and choice, nothing else."""
+"""One look for evicted on the reference: the product's own policies and choice, nothing else."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from vtoken_sglang.config import RequestOptions
+from vtoken_sglang.options import RequestOptions
 from vtoken_sglang.policy.base import Observation, Policy, PolicyView
+from vtoken_sglang.policy.eviction import choose_evicted, due
 from vtoken_sglang.policy.registry import load_policy
-from vtoken_sglang.policy.victims import choose_victims, due
 
 from .reference import Lanes
 
@@ -23,19 +23,19 @@ def observations(options: RequestOptions) -> tuple[Observation, ...]:
 
 
 class Pruner:
-    """Looks for victims in each lane when it is time to, as the engine's runtime does.
+    """EvictionPass for evicted in each lane when it is time to, as the engine's runtime does.
 
     Fields:
-        killed: per lane, (logical length at the look, positions that died), in order.
+        evicted: per lane, (logical length at the look, positions that died), in order.
     """
 
     def __init__(self, lanes: Lanes, options: Sequence[RequestOptions], page_size: int = 1) -> None:
         self._lanes, self._options, self._page_size = lanes, list(options), page_size
         self._last_len = [0] * lanes.count
-        self.killed: list[list[tuple[int, list[int]]]] = [[] for _ in range(lanes.count)]
+        self.evicted: list[list[tuple[int, list[int]]]] = [[] for _ in range(lanes.count)]
 
     def look(self) -> None:
-        """Look at every lane that is due."""
+        """EvictionPlan at every lane that is due."""
         logical_len = self._lanes.length
         for lane, options in enumerate(self._options):
             if due(options, self._last_len[lane], logical_len):
@@ -45,7 +45,7 @@ class Pruner:
     def _look_at(self, lane: int, options: RequestOptions, logical_len: int) -> None:
         policy = load_policy(options.policy)
         live = self._lanes.alive[lane, :logical_len].nonzero()[:, 0]
-        victims = choose_victims(
+        evicted = choose_evicted(
             policy,
             live_positions=live.numpy(),
             logical_len=logical_len,
@@ -53,9 +53,9 @@ class Pruner:
             eligible_below=(logical_len - 1) // self._page_size * self._page_size,
             see=lambda view: self._see(lane, policy, view),
         )
-        if victims.size:
-            self._lanes.alive[lane, torch.from_numpy(victims)] = False
-            self.killed[lane].append((logical_len, victims.tolist()))
+        if evicted.size:
+            self._lanes.alive[lane, torch.from_numpy(evicted)] = False
+            self.evicted[lane].append((logical_len, evicted.tolist()))
 
     def _see(self, lane: int, policy: Policy, view: PolicyView) -> PolicyView:
         if policy.reads_keys:

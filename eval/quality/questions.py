@@ -77,7 +77,7 @@ def _result(task: Task, tokenizer: ChatTokenizer, found: Answer) -> dict[str, An
     return {
         "score": score(task, tokenizer.decode(found.token_ids)),
         "answer": found.token_ids,
-        "killed": found.killed,
+        "evicted": found.evicted,
     }
 
 

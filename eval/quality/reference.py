@@ -1,8 +1,8 @@
 """The reference: a transformers model whose attention sees exactly the tokens that are alive.
 
-A killed token is one that no later query sees, while everything computed before the kill stays.
-That is what pruning does to a cache, and the served tests hold the engine to the same rule. Lanes
-share the keys and values of a common prefix, so one prompt is computed once for every policy.
+A evicted token is one that no later query sees, while everything computed before the eviction
+stays. That is what pruning does to a cache, and the served tests hold the engine to the same rule.
+Lanes share the keys and values of a common prefix, so one prompt is computed once for every policy.
 float32 on the CPU; positions are never renumbered.
 """
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from vtoken_sglang.config import RequestOptions
+from vtoken_sglang.options import RequestOptions
 
 from .look import Pruner, observations
 from .reference import Lanes, ReferenceModel
@@ -36,10 +36,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A greedy answer: generated ids (end token included) and the kills on the way."""
+    """A greedy answer: generated ids (end token included) and the evictions on the way."""
 
     token_ids: list[int]
-    killed: list[tuple[int, list[int]]]
+    evicted: list[tuple[int, list[int]]]
 
 
 def beginning(
@@ -76,7 +76,7 @@ def read_on(
     step: int,
     scored_from: int = 1,
 ) -> list[Reading]:
-    """Feed `text` to every lane and see how well it was expected; look for victims before it and
+    """Feed `text` to every lane and see how well it was expected; look for evicted before it and
     after each `step` tokens (0: before it only).
 
     Args:
@@ -151,5 +151,5 @@ def answer(
             pruner.look()
         last = lanes.logits(lanes.feed(best[:, None])[:, -1])
     return [
-        Answer(token_ids=ids, killed=dead) for ids, dead in zip(found, pruner.killed, strict=True)
+        Answer(token_ids=ids, evicted=dead) for ids, dead in zip(found, pruner.evicted, strict=True)
     ]

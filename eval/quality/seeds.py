@@ -1,8 +1,8 @@
 """Whether scores gathered on a cached prefix help the next request that hits it.
 
 One conversation, four questions about it, one after the other on a served engine that publishes
-prompts: the first request computes and seeds the prefix, the others hit it. With `seed_scores` off
-they know of it only what their own few queries saw.
+prompts: the first request computes and seeds the prefix, the others hit it. With
+`reuse_prefix_scores` off they know of it only what their own few queries saw.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def measure(
         for at, (unit, cell, switch, asked) in enumerate(missing):
             if deadline.passed:
                 return False
-            options = {**cell.request(INTERVAL), "publish": "prompt", "seed_scores": switch}
+            options = {**cell.request(INTERVAL), "publish": "prompt", "reuse_prefix_scores": switch}
             flush_cache(server.base_url, FLUSH_TRIES)
             found = []
             for task in asked:
@@ -70,9 +70,9 @@ def measure(
 
 
 def figures(rows: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """`seed_scores_{on,off}_recall_{cell}` over the requests that hit the cache."""
+    """`reuse_prefix_scores_{on,off}_recall_{cell}` over the requests that hit the cache."""
     scores: dict[str, list[float]] = defaultdict(list)
     for row in rows.values():
         hits = [one["score"] for one in row["questions"] if one["cached"]]
-        scores[f"seed_scores_{row['switch']}_recall_{row['cell']}"] += hits
+        scores[f"reuse_prefix_scores_{row['switch']}_recall_{row['cell']}"] += hits
     return {name: accuracy_figure(values) for name, values in scores.items() if values}

@@ -1,4 +1,5 @@
-"""The same questions asked of a served engine, whose answers and kills the reference must predict.
+"""The same questions asked of a served engine, whose answers and evictions the reference must
+predict.
 
 One server for everything: each request names its policy and ratio in `custom_params`. The chunk of
 prefill is longer than any prompt and there is no prefix cache, so that the first look comes after
@@ -34,7 +35,7 @@ SETTINGS: Final = {
 
 
 class AnswerServer(PolicyServer):
-    """A server that says which tokens it killed, as a context manager."""
+    """A server that says which tokens it evicted, as a context manager."""
 
     def __init__(self, model: str, folder: Path, *more: str) -> None:
         self._trace = folder / "evictions.jsonl"
@@ -43,18 +44,18 @@ class AnswerServer(PolicyServer):
         super().__init__(model, POOL, folder / "server.log", *flags, page_size=PAGE_SIZE)
 
     def answer(self, unit: str, task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Send one greedy request; returns its ids, its kills, each with its logical length, and
-        how many prompt tokens were cached."""
+        """Send one greedy request; returns its ids, its evictions, each with its logical length,
+        and how many prompt tokens were cached."""
         tokens = task.answer_tokens
         found = self.generate(task.prompt, tokens, options, unit, ignore_eos=False)
-        killed = [
-            (line["logical_len"], line["killed"])
+        evicted = [
+            (line["logical_len"], line["evicted"])
             for line in map(json.loads, self._evictions())
             if line["rid"] == unit
         ]
         return {
             "answer": [int(token) for token in found["output_ids"]],
-            "killed": killed,
+            "evicted": evicted,
             "cached": int(found["meta_info"]["cached_tokens"]),
         }
 
@@ -108,10 +109,10 @@ def by_question(rows: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keep_all_figure(rows: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """A ratio of 1 kills nothing and answers as full attention does: how often it did not."""
+    """A ratio of 1 evictions nothing and answers as full attention does: how often it did not."""
     asked = [row for row in rows.values() if row["cell"].endswith(KEEP_ALL)]
     full = {row["question"]: row["answer"] for row in rows.values() if row["cell"] == FULL.name}
-    wrong = sum(bool(row["killed"]) or row["answer"] != full[row["question"]] for row in asked)
+    wrong = sum(bool(row["evicted"]) or row["answer"] != full[row["question"]] for row in asked)
     return {
         "served_keep100_mismatches": {
             "value": wrong,
@@ -126,9 +127,9 @@ def disagreements(
 ) -> dict[str, dict[str, Any]]:
     """What the served engine did otherwise than the reference, over the requests of both.
 
-    A token counts as killed up to the first look; later ones follow an answer that may differ.
+    A token counts as evicted up to the first look; later ones follow an answer that may differ.
     """
-    answers = requests = tokens = kills = 0
+    answers = requests = tokens = evictions = 0
     for row in rows.values():
         expected = reference.get(row["question"], {}).get("cells", {}).get(row["cell"])
         if expected is None:
@@ -136,18 +137,18 @@ def disagreements(
         requests += 1
         answers += row["answer"] != expected["answer"]
         served, known = (
-            {tuple([length, pos]) for length, dead in side["killed"][:1] for pos in dead}
+            {tuple([length, pos]) for length, dead in side["evicted"][:1] for pos in dead}
             for side in (row, expected)
         )
         tokens += len(served ^ known)
-        kills += len(known)
+        evictions += len(known)
     if not requests:
         return {}
     return {
-        "served_kill_mismatches": {
+        "served_eviction_mismatches": {
             "value": tokens,
-            "unit": "tokens killed by the served engine or the reference but not by both",
-            "spread": {"requests": requests, "tokens_killed": kills},
+            "unit": "tokens evicted by the served engine or the reference but not by both",
+            "spread": {"requests": requests, "tokens_evicted": evictions},
         },
         "served_answer_mismatches": {
             "value": answers,

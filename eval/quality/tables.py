@@ -25,9 +25,9 @@ def tables(document: Mapping[str, Any]) -> dict[str, str]:
         found["questions"] = _questions(figures) + "".join(map(_image, asked))
     if "kvpress_gap_full" in figures:
         found["kvpress"] = _kvpress(figures) + _image("kvpress")
-    if "served_kill_mismatches" in figures:
+    if "served_eviction_mismatches" in figures:
         found["served"] = _served(figures)
-    if any(name.startswith("seed_scores_") for name in figures):
+    if any(name.startswith("reuse_prefix_scores_") for name in figures):
         found["seeds"] = _seeds(figures)
     return found
 
@@ -115,11 +115,12 @@ def _kvpress(figures: Mapping[str, Any]) -> str:
 
 
 def _served(figures: Mapping[str, Any]) -> str:
-    kills, answers = figures["served_kill_mismatches"], figures["served_answer_mismatches"]
+    evictions, answers = figures["served_eviction_mismatches"], figures["served_answer_mismatches"]
     everything = figures["served_keep100_mismatches"]
     return (
-        f"{kills['spread']['requests']} served requests: of {kills['spread']['tokens_killed']} "
-        f"tokens killed at the first look, {kills['value']:.0f} differ from the reference; "
+        f"{evictions['spread']['requests']} served requests: of "
+        f"{evictions['spread']['tokens_evicted']} tokens evicted at the first "
+        f"look, {evictions['value']:.0f} differ from the reference; "
         f"{answers['value']:.0f} answers differ. {everything['spread']['requests']} requests "
         f"with keep 1.0: {everything['value']:.0f} lost a token or answered otherwise than "
         "full attention."
@@ -128,13 +129,15 @@ def _served(figures: Mapping[str, Any]) -> str:
 
 def _seeds(figures: Mapping[str, Any]) -> str:
     cells = sorted(
-        name.removeprefix("seed_scores_on_recall_")
+        name.removeprefix("reuse_prefix_scores_on_recall_")
         for name in figures
-        if name.startswith("seed_scores_on_recall_")
+        if name.startswith("reuse_prefix_scores_on_recall_")
     )
     rows = []
     for cell in cells:
-        switched = [figures[f"seed_scores_{switch}_recall_{cell}"] for switch in ("on", "off")]
+        switched = [
+            figures[f"reuse_prefix_scores_{switch}_recall_{cell}"] for switch in ("on", "off")
+        ]
         count = switched[0]["spread"]["count"]
         rows.append([cell, *map(_percent, switched), f"{count:.0f}"])
     return table(["policy", "handed on, percent right", "not", "questions"], rows)

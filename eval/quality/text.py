@@ -12,8 +12,8 @@ from vtoken_sglang_eval.errors import DatasetError
 from vtoken_sglang_eval.sharegpt import Conversation, Dataset
 
 # A token is at most this many characters in ordinary text: shorter texts are not worth encoding.
-LEAST_CHARACTERS_PER_TOKEN = 3
-MOST_CHARACTERS_PER_TOKEN = 16
+MIN_CHARACTERS_PER_TOKEN = 3
+MAX_CHARACTERS_PER_TOKEN = 16
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _SENTENCE_WORDS = range(5, 40)
 
@@ -48,10 +48,10 @@ def passages(
         texts = (*conversation.user_turns, *conversation.assistant_turns)
         if len(conversation.assistant_turns) < 2:
             continue
-        if sum(map(len, texts)) < LEAST_CHARACTERS_PER_TOKEN * length:
+        if sum(map(len, texts)) < MIN_CHARACTERS_PER_TOKEN * length:
             continue
         text = conversation_text(conversation, tokenizer)
-        token_ids = tokenizer.encode(text[: MOST_CHARACTERS_PER_TOKEN * length])
+        token_ids = tokenizer.encode(text[: MAX_CHARACTERS_PER_TOKEN * length])
         if len(token_ids) >= length:
             found.append(token_ids[:length])
         if len(found) == count:

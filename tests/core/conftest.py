@@ -9,11 +9,11 @@ import pytest
 from tests.helpers.fake_fence import ManualCopyEngine
 from tests.helpers.marked_rows import MarkedRows
 from vtoken_sglang.core.commit import Identity
-from vtoken_sglang.core.ids import Generation, Row
 from vtoken_sglang.core.plan import StepReport
 from vtoken_sglang.core.reclaimer import Reclaimer
 from vtoken_sglang.core.settings import ReclaimSettings
 from vtoken_sglang.core.token_table import TokenTable
+from vtoken_sglang.core.types import Generation, Row
 
 ROW = Row(1)
 
@@ -49,11 +49,11 @@ class Bench:
         )
 
     def keep_every(self, stride: int, upto: int | None = None) -> None:
-        """Kill all but every `stride`-th position below the open tail."""
+        """Eviction all but every `stride`-th position below the open tail."""
         size = self.memory.page_size
         end = upto if upto is not None else (self.length - 1) // size * size
-        victims = np.arange(end)
-        self.reclaimer.evict_tokens(ROW, victims[victims % stride != 0])
+        evicted = np.arange(end)
+        self.reclaimer.evict_tokens(ROW, evicted[evicted % stride != 0])
 
     def seen(self) -> dict[int, bytes]:
         """What attention reads."""

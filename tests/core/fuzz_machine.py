@@ -8,9 +8,9 @@ from tests.helpers.fake_fence import ManualCopy, ManualCopyEngine
 from tests.helpers.marked_rows import MarkedRows
 from tests.helpers.shadow_model import ShadowModel, ShadowRequest
 from vtoken_sglang.core.faults import CopyFailedError
-from vtoken_sglang.core.ids import Generation, Row
 from vtoken_sglang.core.reclaimer import Reclaimer
 from vtoken_sglang.core.settings import ReclaimSettings
+from vtoken_sglang.core.types import Generation, Row
 
 ROWS = 4
 WIDTH = 160
@@ -77,7 +77,7 @@ class CoreMachine(RuleBasedStateMachine):
         """Requests that already lost tokens, so that most of a run has something to move."""
         for row in (1, 2):
             self.start(row, 110, tree)
-            self.kill(row, 2 * rng_seed + row, 0.3)
+            self.evict(row, 2 * rng_seed + row, 0.3)
 
     @rule(pick=picks, length=st.integers(1, 110), tree=st.integers(0, 3))
     def start(self, pick: int, length: int, tree: int) -> None:
@@ -122,7 +122,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.done()
 
     @rule(pick=picks, rng_seed=picks, share=st.sampled_from([0.02, 0.1, 0.3, 0.6, 0.95]))
-    def kill(self, pick: int, rng_seed: int, share: float) -> None:
+    def evict(self, pick: int, rng_seed: int, share: float) -> None:
         row = self.some_row(pick)
         if row is None:
             return
@@ -133,10 +133,10 @@ class CoreMachine(RuleBasedStateMachine):
         random = np.random.default_rng(rng_seed)
         if rng_seed % 2:
             first = int(random.integers(0, open_start))
-            victims = np.arange(first, min(open_start, first + 1 + int(share * open_start)))
+            evicted = np.arange(first, min(open_start, first + 1 + int(share * open_start)))
         else:
-            victims = np.flatnonzero(random.random(open_start) < share)
-        if not len(victims):
+            evicted = np.flatnonzero(random.random(open_start) < share)
+        if not len(evicted):
             return
         if not request.opened:
             self.reclaimer.open(
@@ -148,10 +148,10 @@ class CoreMachine(RuleBasedStateMachine):
             )
             request.opened = True
         self.reclaimer.sync_new_tokens(Row(row), request.length)
-        expected = len(set(victims.tolist()) & set(request.alive))
-        died = self.reclaimer.evict_tokens(Row(row), random.permutation(victims))
+        expected = len(set(evicted.tolist()) & set(request.alive))
+        died = self.reclaimer.evict_tokens(Row(row), random.permutation(evicted))
         assert died == expected
-        for pos in victims.tolist():
+        for pos in evicted.tolist():
             request.alive.pop(pos, None)
         if row in self.reclaimer.copies.pending and died:
             events["dead_hole"] += 1
@@ -204,7 +204,7 @@ class CoreMachine(RuleBasedStateMachine):
             events["failed"] += 1
         else:
             gained = self.memory.pool.free_pages() - free
-            assert gained + report.taken_pages >= report.freed_dead_pages
+            assert gained + report.taken_pages >= report.freed_empty_pages
             assert report.taken_pages == 0 or self.memory.pool.free_pages() >= reserve
             events["committed"] += report.committed
             events["dropped"] += report.dropped
@@ -226,9 +226,9 @@ class CoreMachine(RuleBasedStateMachine):
         self.done()
 
     @rule(rng_seed=picks, share=st.sampled_from([0.1, 0.3, 0.6]), pressure=st.booleans())
-    def kill_everywhere_and_step(self, rng_seed: int, share: float, pressure: bool) -> None:
+    def evict_everywhere_and_step(self, rng_seed: int, share: float, pressure: bool) -> None:
         for pick in range(len(self.shadow.requests)):
-            self.kill(pick, rng_seed + pick, share)
+            self.evict(pick, rng_seed + pick, share)
         self.step(pressure, 0, 0)
 
     @rule(pressure=st.booleans())

@@ -21,7 +21,7 @@ def test_quick_benchmark_writes_its_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", core_simulation.POLICIES)
-def test_reclaim_holds_fewer_pages_for_the_same_kills(
+def test_reclaim_holds_fewer_pages_for_the_same_evictions(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(core_simulation, "PROMPT", 300)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.core.conftest import RECORD, ROW, Bench, MakeBench
-from vtoken_sglang.core.ids import Generation, Row
+from vtoken_sglang.core.types import Generation, Row
 from vtoken_sglang.errors import InvariantError
 
 
@@ -33,7 +33,7 @@ def test_late_copy_of_an_ended_request_hits_no_one(bench: Bench) -> None:
     assert bench.memory.pool.free_pages() == 2
 
 
-def test_lost_copy_is_caught_before_the_flip(bench: Bench) -> None:
+def test_lost_copy_is_caught_before_the_commit(bench: Bench) -> None:
     seen = bench.seen()
     bench.copies.copies[0].over = True
     report = bench.reclaimer.step(sealed_upto={})
@@ -44,7 +44,7 @@ def test_lost_copy_is_caught_before_the_flip(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("tear", ["tokens", "layers"])
-def test_torn_copy_is_caught_before_the_flip(bench: Bench, tear: str) -> None:
+def test_torn_copy_is_caught_before_the_commit(bench: Bench, tear: str) -> None:
     seen, copy = bench.seen(), bench.copies.copies[0]
     if tear == "tokens":
         copy.run(0, 7)
@@ -141,7 +141,7 @@ def test_page_zero_in_the_free_list_is_named(bench: Bench) -> None:
 def test_wrong_counts_are_named(bench: Bench) -> None:
     bench.table.ledger.live[0] += 1
     bench.table.ledger.sealed_pages += 1
-    bench.table.dead += 1
+    bench.table.evicted += 1
     text = " | ".join(bench.violations())
     for part in (
         "counts 2 live, has 1",

@@ -17,7 +17,7 @@ from vtoken_sglang.core.footprint import (
     fits_private,
     fits_published,
     fork_cost,
-    most_length,
+    max_length,
     page_ceil,
     page_floor,
     settled_tokens,
@@ -111,11 +111,11 @@ def test_an_empty_pool_takes_any_length_whose_budget_fits() -> None:
 
 
 def test_most_length_is_the_last_that_fits() -> None:
-    longest = most_length(SHARE, capacity=1024, limit=8192)
+    longest = max_length(SHARE, capacity=1024, limit=8192)
     assert fits_private(SHARE, longest, 1024)
     assert not fits_private(SHARE, longest + 1, 1024)
-    assert most_length(WINDOW, capacity=1024, limit=8192) == 8192
-    assert most_length(WINDOW, capacity=300, limit=8192) == 0
+    assert max_length(WINDOW, capacity=1024, limit=8192) == 8192
+    assert max_length(WINDOW, capacity=300, limit=8192) == 0
 
 
 rules = st.builds(

@@ -40,7 +40,7 @@ def test_fork_moves_live_tree_tokens_and_leaves_the_tree_alone(
     assert len(plan.positions) == live
     assert len(plan.dst_pages) == -(-live // PAGE)
     assert bench.memory.pool.free_pages() == free - len(plan.dst_pages)
-    assert bench.seen() == before, "nothing is flipped before the copy is over"
+    assert bench.seen() == before, "nothing is committed before the copy is over"
     finish_copies(bench)
     bench.step()
     assert bench.table.protected_len == start
@@ -90,7 +90,7 @@ def test_forked_tokens_can_die_and_their_pages_come_back(make_bench: MakeBench) 
     held = bench.reclaimer.private_pages(ROW)
     bench.reclaimer.evict_tokens(ROW, np.arange(0, PROTECTED))
     report = bench.step()
-    assert report.freed_dead_pages >= 3
+    assert report.freed_empty_pages >= 3
     assert bench.reclaimer.private_pages(ROW) < held
     assert bench.violations(pages.tolist()) == []
 

@@ -3,8 +3,8 @@
 Requests start (with and without a tree-owned prefix), grow, lose tokens, finish, abort, retract;
 copies are late, partial, torn, lost or fail; plans are cancelled or go stale; a neighbour takes and
 returns pages. After every single operation: each live token's bytes, read through the row, are the
-ones the engine wrote for it; dead tokens stay dead; nobody else's page changed; `violations()` is
-empty; every page of the pool is accounted for exactly once.
+ones the engine wrote for it; evicted tokens stay dead; nobody else's page changed; `violations()`
+is empty; every page of the pool is accounted for exactly once.
 """
 
 import pytest

@@ -7,7 +7,7 @@ from vtoken_sglang.errors import InvariantError
 
 def ledger_of(pages: int, page_size: int = 4, tokens: int | None = None) -> PageLedger:
     ledger = PageLedger(page_size)
-    ledger.add_home(pages, tokens if tokens is not None else pages * page_size)
+    ledger.add_original(pages, tokens if tokens is not None else pages * page_size)
     ledger.set_unread(np.arange(10, 10 + pages))
     return ledger
 
@@ -27,7 +27,7 @@ def test_appended_pages_are_full_but_the_last() -> None:
 def test_new_pages_are_unread_until_told() -> None:
     ledger = ledger_of(2)
     assert not ledger.has_unread
-    ledger.add_home(2, 5)
+    ledger.add_original(2, 5)
     assert ledger.has_unread
     assert ledger.page[2:4].tolist() == [UNREAD, UNREAD]
     with pytest.raises(InvariantError, match="bad ids"):
@@ -43,21 +43,21 @@ def test_new_pages_are_unread_until_told() -> None:
 @pytest.mark.parametrize("count", [1, 20])
 def test_only_sealed_dead_pages_are_taken(count: int) -> None:
     ledger = ledger_of(2 * count, page_size=1)
-    ledger.kill(np.arange(2 * count))
-    assert len(ledger.take_dead()) == 0
-    assert ledger.has_dead
+    ledger.evict(np.arange(2 * count))
+    assert len(ledger.take_empty()) == 0
+    assert ledger.has_empty
     ledger.seal(count)
-    assert ledger.take_dead().tolist() == list(range(10, 10 + count))
+    assert ledger.take_empty().tolist() == list(range(10, 10 + count))
     ledger.seal(2 * count)
-    assert ledger.take_dead().tolist() == list(range(10 + count, 10 + 2 * count))
-    assert not ledger.has_dead
+    assert ledger.take_empty().tolist() == list(range(10 + count, 10 + 2 * count))
+    assert not ledger.has_empty
     assert (ledger.pages_held, ledger.live_tokens, ledger.sealed_pages) == (0, 0, 0)
 
 
-def test_kill_counts_per_page_and_below_the_seal() -> None:
+def test_eviction_counts_per_page_and_below_the_seal() -> None:
     ledger = ledger_of(4)
     ledger.seal(2)
-    ledger.kill(codes(0, 1, 1, 2, 2, 2, 3))
+    ledger.evict(codes(0, 1, 1, 2, 2, 2, 3))
     assert ledger.live[:4].tolist() == [3, 2, 1, 3]
     assert (ledger.sealed_pages, ledger.sealed_live, ledger.live_tokens) == (2, 5, 9)
     ledger.seal(3)
@@ -65,28 +65,28 @@ def test_kill_counts_per_page_and_below_the_seal() -> None:
     assert ledger.candidates(99999)[0].tolist() == [0, 1, 2]
 
 
-def test_scalar_and_array_kills_agree() -> None:
+def test_scalar_and_array_evictions_agree() -> None:
     one, many = ledger_of(3), ledger_of(3)
     for ledger in (one, many):
         ledger.seal(2)
-    killed = codes(0, 0, 0, 0, 1, 2)
-    many.kill(killed)
-    for code in killed.tolist():
-        one.kill_one(code)
+    evicted = codes(0, 0, 0, 0, 1, 2)
+    many.evict(evicted)
+    for code in evicted.tolist():
+        one.evict_one(code)
     assert one.live.tolist() == many.live.tolist()
     assert one.candidates(99999)[0].tolist() == many.candidates(99999)[0].tolist() == [1]
-    assert one.take_dead().tolist() == many.take_dead().tolist() == [10]
+    assert one.take_empty().tolist() == many.take_empty().tolist() == [10]
     assert one.sealed_live == many.sealed_live == 3
 
 
 def test_candidates_are_partly_filled_sealed_and_free_of_plans() -> None:
     ledger = ledger_of(5)
     ledger.seal(4)
-    ledger.kill(codes(0, 1, 2, 2, 2, 2, 4))
+    ledger.evict(codes(0, 1, 2, 2, 2, 2, 4))
     assert ledger.candidates(99999)[0].tolist() == [0, 1]
     ledger.reserve(codes(1))
     assert ledger.candidates(99999)[0].tolist() == [0]
-    ledger.kill(codes(1))
+    ledger.evict(codes(1))
     assert ledger.candidates(99999)[0].tolist() == [0]
     ledger.unreserve(codes(1))
     assert ledger.candidates(99999)[0].tolist() == [0, 1]
@@ -96,12 +96,12 @@ def test_candidates_are_partly_filled_sealed_and_free_of_plans() -> None:
 def test_a_reserved_page_that_dies_is_not_freed_before_its_plan_is_decided(extra: int) -> None:
     ledger = ledger_of(2 + extra)
     ledger.seal(2 + extra)
-    ledger.kill(codes(0, 0, 0))
+    ledger.evict(codes(0, 0, 0))
     ledger.reserve(codes(0))
-    ledger.kill(codes(0, *np.repeat(np.arange(2, 2 + extra), 4)))
-    assert 10 not in ledger.take_dead().tolist()
+    ledger.evict(codes(0, *np.repeat(np.arange(2, 2 + extra), 4)))
+    assert 10 not in ledger.take_empty().tolist()
     ledger.unreserve(codes(0))
-    assert ledger.take_dead().tolist() == [10]
+    assert ledger.take_empty().tolist() == [10]
 
 
 def test_a_page_cannot_be_removed_twice() -> None:
@@ -115,30 +115,30 @@ def test_a_page_cannot_be_removed_twice() -> None:
 def test_packed_codes_survive_growth_and_are_reused() -> None:
     ledger = ledger_of(1)
     positions = np.arange(8, dtype=np.int32).reshape(2, 4)
-    first = ledger.add_packed(codes(50, 51), np.array([4, 3]), positions)
+    first = ledger.add_compacted(codes(50, 51), np.array([4, 3]), positions)
     assert first.tolist() == [-1, -2]
-    ledger.add_home(400, 1600)
+    ledger.add_original(400, 1600)
     more = np.arange(1200, dtype=np.int32).reshape(300, 4)
-    ledger.add_packed(np.arange(500, 800), np.full(300, 4), more)
+    ledger.add_compacted(np.arange(500, 800), np.full(300, 4), more)
     assert ledger.page[first].tolist() == [50, 51]
-    assert ledger.packed_positions(first).tolist() == positions.tolist()
+    assert ledger.compacted_positions(first).tolist() == positions.tolist()
     assert ledger.remove(codes(-2)).tolist() == [51]
-    assert ledger.add_packed(codes(90), np.array([2]), positions[:1]).tolist() == [-2]
-    assert ledger.packed_positions(codes(-2)).tolist() == positions[:1].tolist()
+    assert ledger.add_compacted(codes(90), np.array([2]), positions[:1]).tolist() == [-2]
+    assert ledger.compacted_positions(codes(-2)).tolist() == positions[:1].tolist()
 
 
 def test_a_partly_filled_packed_page_is_a_candidate_and_a_dead_one_is_freed() -> None:
     ledger = ledger_of(1)
     zeros = np.zeros((3, 4), np.int32)
-    ledger.add_packed(codes(20, 21, 22), np.array([4, 2, 0]), zeros)
+    ledger.add_compacted(codes(20, 21, 22), np.array([4, 2, 0]), zeros)
     assert ledger.candidates(99999)[0].tolist() == [-2]
-    assert ledger.take_dead().tolist() == [22]
+    assert ledger.take_empty().tolist() == [22]
 
 
 def test_a_short_look_takes_turns() -> None:
     ledger = ledger_of(10)
     ledger.seal(10)
-    ledger.kill(np.arange(10))
+    ledger.evict(np.arange(10))
     seen = [ledger.candidates(4) for _ in range(3)]
     assert [codes.tolist() for codes, _ in seen] == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 8, 9]]
     assert not any(complete for _, complete in seen)
@@ -149,7 +149,7 @@ def test_the_list_of_touched_pages_stays_bounded() -> None:
     ledger = ledger_of(4)
     ledger.seal(4)
     for _ in range(200):
-        ledger.kill(codes(0))
+        ledger.evict(codes(0))
         ledger.remove(codes(0))
         ledger.page[0], ledger.live[0] = 10, 4
         ledger.pages_held += 1

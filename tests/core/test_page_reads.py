@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from vtoken_sglang.core.ids import Generation, Row
 from vtoken_sglang.core.page_reads import PageReads
 from vtoken_sglang.core.rows import LateRead, RequestRows
 from vtoken_sglang.core.token_table import TokenTable
+from vtoken_sglang.core.types import Generation, Row
 
 SIZE = 4
 
@@ -94,7 +94,7 @@ def test_pages_opened_while_an_answer_is_on_its_way_are_asked_for_next(rows: Dev
     assert table.ledger.page[:4].tolist() == [25, 26, 27, 28]
 
 
-def test_a_kill_below_the_unread_pages_waits_for_nothing(rows: DeviceRows) -> None:
+def test_a_eviction_below_the_unread_pages_waits_for_nothing(rows: DeviceRows) -> None:
     table = opened(rows, 1, 6)
     reads = PageReads(rows)
     reads.need(table, 3, [table])
@@ -103,7 +103,7 @@ def test_a_kill_below_the_unread_pages_waits_for_nothing(rows: DeviceRows) -> No
     assert (reads.waited, rows.blocking, table.ledger.has_unread) == (1, 1, False)
 
 
-def test_a_kill_that_needs_an_answer_waits_for_that_one(rows: DeviceRows) -> None:
+def test_a_eviction_that_needs_an_answer_waits_for_that_one(rows: DeviceRows) -> None:
     table = opened(rows, 1, 6)
     reads = PageReads(rows)
     reads.ask([table])

@@ -8,23 +8,23 @@ from tests.helpers.fake_fence import ManualCopyEngine
 from tests.helpers.marked_rows import MarkedRows
 from vtoken_sglang.core.copy_engine import SyncCopyEngine, ThreadCopyEngine
 from vtoken_sglang.core.faults import CopyFailedError, PositionError
-from vtoken_sglang.core.ids import Generation, Row
 from vtoken_sglang.core.reclaimer import Reclaimer
 from vtoken_sglang.core.settings import ReclaimSettings
+from vtoken_sglang.core.types import Generation, Row
 from vtoken_sglang.errors import InvariantError
 
 
-def test_kills_zero_the_row_and_count(make_bench: MakeBench) -> None:
+def test_evictions_zero_the_row_and_count(make_bench: MakeBench) -> None:
     bench = make_bench()
     assert bench.reclaimer.evict_tokens(ROW, [3, 4, 4]) == 2
     assert bench.reclaimer.evict_tokens(ROW, np.arange(12)) == 10
     assert bench.memory.rows[ROW, :13].tolist()[:12] == [0] * 12
-    assert bench.reclaimer.dead_counts[ROW] == 12
+    assert bench.reclaimer.evicted_counts[ROW] == 12
     assert bench.table.live_len == 26
     assert bench.violations() == []
 
 
-def test_a_refused_kill_changes_nothing(make_bench: MakeBench) -> None:
+def test_a_refused_eviction_changes_nothing(make_bench: MakeBench) -> None:
     bench = make_bench()
     before = bench.memory.rows.clone()
     with pytest.raises(PositionError):
@@ -38,7 +38,7 @@ def test_dead_pages_are_freed_without_a_copy(make_bench: MakeBench) -> None:
     free = bench.memory.pool.free_pages()
     bench.reclaimer.evict_tokens(ROW, np.arange(4, 21))
     report = bench.step()
-    assert (report.freed_dead_pages, report.submitted) == (4, 0)
+    assert (report.freed_empty_pages, report.submitted) == (4, 0)
     assert bench.memory.pool.free_pages() == free + 4
     assert bench.reclaimer.private_pages(ROW) == 6
     assert not bench.copies.copies
@@ -46,7 +46,7 @@ def test_dead_pages_are_freed_without_a_copy(make_bench: MakeBench) -> None:
     assert bench.violations() == []
 
 
-def test_repack_holds_destinations_until_the_flip(make_bench: MakeBench) -> None:
+def test_repack_holds_destinations_until_the_commit(make_bench: MakeBench) -> None:
     bench = make_bench(length=38)
     bench.keep_every(4)
     seen, free = bench.seen(), bench.memory.pool.free_pages()
@@ -144,7 +144,7 @@ def test_at_page_size_one_there_is_nothing_to_repack(make_bench: MakeBench) -> N
     bench = make_bench(page_size=1, length=30, pages=40)
     bench.keep_every(3)
     report = bench.step(pressure=True)
-    assert (report.freed_dead_pages, report.submitted) == (19, 0)
+    assert (report.freed_empty_pages, report.submitted) == (19, 0)
     assert bench.reclaimer.private_pages(ROW) == 11
     assert bench.violations() == []
 
@@ -154,7 +154,7 @@ def test_the_naive_arm_only_masks(make_bench: MakeBench) -> None:
     free = bench.memory.pool.free_pages()
     bench.keep_every(8)
     report = bench.step(pressure=True)
-    assert report.freed_dead_pages == report.submitted == 0
+    assert report.freed_empty_pages == report.submitted == 0
     assert bench.memory.pool.free_pages() == free
     assert bench.violations() == []
     assert len(bench.reclaimer.close(ROW)) == 10
@@ -164,9 +164,9 @@ def test_rows_left_out_are_not_touched(make_bench: MakeBench) -> None:
     bench = make_bench(length=38)
     bench.keep_every(8)
     report = bench.reclaimer.step(sealed_upto={}, pressure=True)
-    assert report.freed_dead_pages == report.submitted == 0
+    assert report.freed_empty_pages == report.submitted == 0
     report = bench.reclaimer.step(sealed_upto={ROW: 12}, pressure=True)
-    assert report.freed_dead_pages == 1
+    assert report.freed_empty_pages == 1
 
 
 def test_tree_owned_tokens_are_masked_and_their_pages_kept(make_bench: MakeBench) -> None:
@@ -174,7 +174,7 @@ def test_tree_owned_tokens_are_masked_and_their_pages_kept(make_bench: MakeBench
     tree = (bench.memory.rows[ROW, :16:4] // 4).tolist()
     bench.reclaimer.evict_tokens(ROW, np.arange(24))
     report = bench.step()
-    assert report.freed_dead_pages == 2
+    assert report.freed_empty_pages == 2
     assert bench.reclaimer.private_pages(ROW) == 4
     assert bench.table.live_len == 14
     assert bench.violations(tree) == []
@@ -191,7 +191,7 @@ def test_close_returns_everything_the_tail_included(make_bench: MakeBench) -> No
     pages = bench.reclaimer.close(ROW)
     assert len(pages) == 12
     assert bench.reclaimer.table(ROW) is None
-    assert bench.reclaimer.dead_counts[ROW] == 0
+    assert bench.reclaimer.evicted_counts[ROW] == 0
     assert bench.reclaimer.private_pages(ROW) == 0
     assert len(bench.reclaimer.close(ROW)) == 0
 
@@ -293,8 +293,8 @@ def test_rows_that_can_return_most_go_first() -> None:
     for row, length in ((1, 22), (2, 62)):
         assert memory.grow(row, 0, length)
         reclaimer.open(Row(row), Generation(1), RECORD, 0, length)
-        victims = np.arange((length - 1) // 4 * 4)
-        reclaimer.evict_tokens(Row(row), victims[victims % 4 != 0])
+        evicted = np.arange((length - 1) // 4 * 4)
+        reclaimer.evict_tokens(Row(row), evicted[evicted % 4 != 0])
     spare = memory.pool.free_pages()
     report = reclaimer.step(sealed_upto={Row(1): 20, Row(2): 60}, reserve_pages=spare - 4)
     assert report.taken_pages == 4
@@ -304,7 +304,8 @@ def test_rows_that_can_return_most_go_first() -> None:
 @pytest.mark.parametrize("engine", [SyncCopyEngine, ThreadCopyEngine])
 @pytest.mark.parametrize("page_size", [2, 16])
 def test_steady_state_waste(engine: type, page_size: int) -> None:
-    """Random kills down to 30 %, one token at a time: waste after the last repack is below 5 %."""
+    """Random evictions down to 30 %, one token at a time: waste after the last repack is below 5
+    %."""
     memory = MarkedRows(page_size=page_size, pages=4000 // page_size, width=1300, layers=1)
     copier = engine()
     reclaimer = Reclaimer(
@@ -318,11 +319,12 @@ def test_steady_state_waste(engine: type, page_size: int) -> None:
     assert memory.grow(1, 0, length)
     written = memory.live(1, length)
     table = reclaimer.open(ROW, Generation(1), RECORD, 0, length)
-    victims = np.random.default_rng(0).permutation(1024)[: int(1024 * 0.7)]
-    for start in range(0, len(victims), 16):
-        reclaimer.evict_tokens(ROW, victims[start : start + 16])
+    evicted = np.random.default_rng(0).permutation(1024)[: int(1024 * 0.7)]
+    for start in range(0, len(evicted), 16):
+        reclaimer.evict_tokens(ROW, evicted[start : start + 16])
         reclaimer.step(sealed_upto={ROW: 1024})
-        # A late copy is flipped with the holes of later kills; the bound is for a settled row.
+        # A late copy is committed with the holes of later evictions; the bound is for a settled
+        # row.
         reclaimer.copies.wait(10.0)
     assert reclaimer.drain(10.0)
     reclaimer.step(sealed_upto={ROW: 1024}, pressure=True)

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from vtoken_sglang.core.ids import Row
 from vtoken_sglang.core.row_hash import row_hashes
 from vtoken_sglang.core.rows import RequestRows
+from vtoken_sglang.core.types import Row
 from vtoken_sglang.errors import InvariantError
 
 

@@ -9,9 +9,9 @@ import torch
 
 from tests.helpers.marked_rows import MarkedRows
 from vtoken_sglang.core.copy_engine import ThreadCopyEngine
-from vtoken_sglang.core.ids import Generation, Row
 from vtoken_sglang.core.reclaimer import Reclaimer
 from vtoken_sglang.core.settings import ReclaimSettings
+from vtoken_sglang.core.types import Generation, Row
 from vtoken_sglang.kernels.copy_slots import copy_slots
 
 
@@ -57,9 +57,9 @@ def test_worker_beside_the_scheduler() -> None:
                 alive[row][pos] = memory.digests([int(memory.rows[row, pos])])[0]
         for row, length in lengths.items():
             open_start = (length - 1) // 4 * 4
-            victims = np.flatnonzero(random.random(open_start) < 0.03)
-            reclaimer.evict_tokens(Row(row), victims)
-            for pos in victims.tolist():
+            evicted = np.flatnonzero(random.random(open_start) < 0.03)
+            reclaimer.evict_tokens(Row(row), evicted)
+            for pos in evicted.tolist():
                 alive[row].pop(pos, None)
         sealed = {Row(row): (length - 1) // 4 * 4 for row, length in lengths.items()}
         committed += reclaimer.step(sealed_upto=sealed, pressure=step % 3 == 0).committed

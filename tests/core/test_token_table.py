@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from vtoken_sglang.core.faults import PositionError
-from vtoken_sglang.core.ids import Generation, Row
 from vtoken_sglang.core.plan import RepackPlan
 from vtoken_sglang.core.token_table import TokenTable
+from vtoken_sglang.core.types import Generation, Row
 from vtoken_sglang.errors import StalePlanError
 
 BYTES_PER_TOKEN = 16
@@ -44,12 +44,12 @@ def plan_for(table: TokenTable, codes: list[int], pages: list[int]) -> RepackPla
 @pytest.mark.parametrize("count", [3, 30])
 def test_evict_returns_only_what_was_alive(count: int) -> None:
     table = table_of(200)
-    victims = np.arange(5, 5 + count)
-    assert table.evict_tokens(victims).tolist() == victims.tolist()
-    assert table.evict_tokens(victims).tolist() == []
-    more = table.evict_tokens(np.concatenate([victims, [190, 190, 3]]))
+    evicted = np.arange(5, 5 + count)
+    assert table.evict_tokens(evicted).tolist() == evicted.tolist()
+    assert table.evict_tokens(evicted).tolist() == []
+    more = table.evict_tokens(np.concatenate([evicted, [190, 190, 3]]))
     assert sorted(more.tolist()) == [3, 190]
-    assert (table.dead, table.live_len) == (count + 2, 198 - count)
+    assert (table.evicted, table.live_len) == (count + 2, 198 - count)
     assert table.ledger.live_tokens == 198 - count
     assert not table.evict_token(3)
     assert table.evict_token(4)
@@ -61,7 +61,7 @@ def test_the_open_tail_and_unknown_positions_are_refused(bad: int, filler: int) 
     table = table_of(98)
     with pytest.raises(PositionError, match="96"):
         table.evict_tokens(np.append(np.arange(filler), bad))
-    assert table.dead == 0
+    assert table.evicted == 0
     assert table.ledger.live_tokens == 98
     with pytest.raises(PositionError):
         table.evict_token(bad)
@@ -75,10 +75,10 @@ def test_a_full_last_page_still_counts_as_open() -> None:
 
 
 @pytest.mark.parametrize("count", [4, 30])
-def test_tree_owned_kills_are_masks(count: int) -> None:
+def test_tree_owned_evictions_are_masks(count: int) -> None:
     table = table_of(100, protected=40)
     table.evict_tokens(np.arange(38 - count, 42))
-    assert table.dead == count + 4
+    assert table.evicted == count + 4
     assert table.ledger.live_tokens == 60 - 2
     assert table.tree_owned_live() == 40 - count - 2
 
@@ -109,7 +109,7 @@ def test_live_tokens_come_in_logical_order_from_any_mix_of_pages() -> None:
     assert slots.tolist() == [400, 402, 240, 408, 410, 242, 243]
 
 
-def test_apply_moves_flips_counts_ledger_and_places() -> None:
+def test_apply_moves_commits_counts_ledger_and_places() -> None:
     table = table_of(40)
     table.seal(36)
     table.evict_tokens(np.array([p for p in range(8) if p % 4]))
@@ -155,10 +155,10 @@ def test_dense_is_what_the_slots_say(seed: int) -> None:
     draw = np.random.default_rng(seed)
     table = table_of(int(draw.integers(9, 40)))
     for page in range(90, 93):
-        kills = draw.integers(0, table.open_start, draw.integers(0, 12))
+        evictions = draw.integers(0, table.open_start, draw.integers(0, 12))
         if seed % 2:  # whole pages, so that dense rows come up
-            kills = (kills[:2, None] // 4 * 4 + np.arange(4)).ravel()
-        table.evict_tokens(np.unique(kills))
+            evictions = (evictions[:2, None] // 4 * 4 + np.arange(4)).ravel()
+        table.evict_tokens(np.unique(evictions))
         assert table.is_dense() == dense_by_slots(table)
         table.seal(table.open_start)
         codes, _ = table.ledger.candidates(99)
@@ -234,7 +234,7 @@ def test_a_tail_page_that_ends_beyond_the_known_length_holds_only_known_tokens()
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_metadata_per_token(page_size: int) -> None:
     """Worst state over a request's life, per known token: grown by single tokens, then one token
-    of every page dies and all the others are packed anew, the plan still pending."""
+    of every page dies and all the others are compacted anew, the plan still pending."""
     table = table_of(1024, page_size)
     worst = 0.0
     for length in range(1025, 4097):

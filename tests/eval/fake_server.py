@@ -58,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
     def _counters(self) -> dict[str, Any]:
         """As if every answered request had lost one token."""
         return {
-            "killed_tokens": Handler.answered,
+            "evicted_tokens": Handler.answered,
             "pruned_rows": 1,
             "retained_pages": 4,
             "live_private_tokens": 32,

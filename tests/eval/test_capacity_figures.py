@@ -118,7 +118,7 @@ def test_parts_that_are_there_are_not_measured_again(
     monkeypatch.setattr(capacity_figures, "measure", pretend)
     monkeypatch.setattr(capacity_figures.provenance, "model_facts", lambda model: {"name": "m"})
     command = ["--out", str(out), "--raw", str(raw), "--model", "m"]
-    assert main([*command, "--most-parts", "3"]) == 0
+    assert main([*command, "--max-parts", "3"]) == 0
     assert len(measured) == 3
     assert not out.exists()
     assert main([*command, "--parts", "sla"]) == 0

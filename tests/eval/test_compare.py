@@ -8,7 +8,7 @@ from vtoken_sglang_eval.compare import (
     compare_arms,
     first_difference,
     paired_ratios,
-    same_kills,
+    same_evictions,
     summarize_arms,
 )
 from vtoken_sglang_eval.table import difference, number, result_table, warning_lines
@@ -74,21 +74,21 @@ def test_only_answers_to_equal_prompts_count_as_mismatches() -> None:
 def test_different_answers_are_told_with_what_was_evicted() -> None:
     naive = run_of("naive", 0, [record()])
     never = run_of("publish-never", 0, [record(output_ids=(1, 2, 9, 4, 5))])
-    naive["summary"] |= {"killed_tokens": 12, "early_looks": 0}
-    never["summary"] |= {"killed_tokens": 9, "early_looks": 2}
+    naive["summary"] |= {"evicted_tokens": 12, "early_evictions": 0}
+    never["summary"] |= {"evicted_tokens": 9, "early_evictions": 2}
     entries = {entry["arm"]: entry for entry in check_tokens([naive, never], "naive")}
     assert entries["publish-never"]["evictions"] == {
-        "killed": 9, "reference_killed": 12, "early_looks": 2,
+        "evicted": 9, "reference_evicted": 12, "early_evictions": 2,
     }  # fmt: skip
-    assert [entry["arm"] for entry in same_kills(list(entries.values()))] == ["publish-never"]
+    assert [entry["arm"] for entry in same_evictions(list(entries.values()))] == ["publish-never"]
     assert difference(entries["publish-never"], "naive") == (
         "1 of 1 answers differ from naive's to the same prompt, 1 in all. Other tokens were "
         "evicted: 9, naive 12. 2 looks came ahead of the interval, the pool being short."
     )
-    del never["summary"]["early_looks"]
-    never["summary"]["killed_tokens"] = 12
+    del never["summary"]["early_evictions"]
+    never["summary"]["evicted_tokens"] = 12
     entry = check_tokens([naive, never], "naive")[1]
-    assert entry["evictions"] == {"killed": 12, "reference_killed": 12}
+    assert entry["evictions"] == {"evicted": 12, "reference_evicted": 12}
     assert difference(entry, "naive").endswith("1 in all.")
 
 

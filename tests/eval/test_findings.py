@@ -76,15 +76,15 @@ def test_arms_that_should_evict_the_same_are_told_to_answer_alike_or_not() -> No
     def answered(different: int) -> dict[str, Any]:
         return {
             "reference": "naive", "requests": 24, "different": different, "mismatched": different,
-            "evictions": {"killed": 9, "reference_killed": 12, "early_looks": 5},
+            "evictions": {"evicted": 9, "reference_evicted": 12, "early_evictions": 5},
         }  # fmt: skip
 
     same = answered(0)
-    same["evictions"]["killed"] = 12
+    same["evictions"]["evicted"] = 12
     rows = [
-        row("a", "auto", {}) | {"same_kills": same},
-        row("b", "auto", {}) | {"same_kills": answered(0)},
-        row("b", "publish-never", {}) | {"same_kills": answered(10)},
+        row("a", "auto", {}) | {"same_evictions": same},
+        row("b", "auto", {}) | {"same_evictions": answered(0)},
+        row("b", "publish-never", {}) | {"same_evictions": answered(10)},
         row("b", "naive", {}),
     ]
     assert dict(findings(rows))["Do arms that should evict the same tokens answer alike?"] == [

@@ -66,7 +66,7 @@ def test_a_whole_grid(words: list[str], tmp_path: Path, capsys: pytest.CaptureFi
     assert document is not None
     assert len(document["rows"]) == 12
     row = next(row for row in document["rows"] if row["arm"] == "auto")
-    assert row["figures"]["killed_tokens"]["median"] == 4  # its requests
+    assert row["figures"]["evicted_tokens"]["median"] == 4  # its requests
     assert "copied_bytes" not in row["figures"]  # the model's folder tells no size
     assert row["figures"]["agreement"]["median"] == 1.0  # the stand-in evicts nothing
     native = next(row for row in document["rows"] if row["arm"] == "native")

@@ -62,8 +62,8 @@ def test_every_workload_is_served_and_memory_comes_back(tmp_path: Path) -> None:
     for name, result in results.items():
         summaries = {run["arm"]: run["summary"] for run in result["runs"]}
         assert all(not summary["failed"] for summary in summaries.values())
-        killed = {arm: summary["killed_tokens"] for arm, summary in summaries.items()}
-        assert killed["naive"] == killed["mask"] == killed["auto"], name
+        evicted = {arm: summary["evicted_tokens"] for arm, summary in summaries.items()}
+        assert evicted["naive"] == evicted["mask"] == evicted["auto"], name
         assert summaries["naive"]["freed_pages"] == 0
         if name != "generated_shared_prefix":  # its client reports no ids
             assert all(not entry["mismatched"] for entry in result["tokens"]["arms"]), name

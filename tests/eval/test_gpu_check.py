@@ -71,11 +71,11 @@ def test_flashinfer_comparisons_pass_on_the_stand_in() -> None:
     check = cpu_check()
     gpu_check.flashinfer(check)
     assert failed(check) == set()
-    assert check.figures["graph_flip_mismatches"]["value"] == 0
+    assert check.figures["graph_commit_mismatches"]["value"] == 0
     what = " ".join(case.what for case in check.cases)
     for part in ("CUDA cores", "tensor cores", "page lists", "ragged and paged", "paged only"):
         assert part in what
-    assert {case.kernel for case in check.cases} == {"flashinfer", "flip"}
+    assert {case.kernel for case in check.cases} == {"flashinfer", "commit"}
 
 
 class WrongDecode(stand_in.BatchDecodeWithPagedKVCacheWrapper):
@@ -102,19 +102,19 @@ def test_a_wrong_library_fails(name: str, wrong: Any, seen: str) -> None:
 
 
 class Forgetful(stand_in.BatchDecodeWithPagedKVCacheWrapper):
-    """Its second replay differs, as if the flip had changed what is read."""
+    """Its second replay differs, as if the commit had changed what is read."""
 
     def forward(self, q: torch.Tensor, paged_kv_cache: Any, **options: Any) -> torch.Tensor:
         out = super().forward(q, paged_kv_cache, **options)
         return out + 1e-7 * len(self.plans)
 
 
-def test_a_flip_that_changes_bits_is_counted() -> None:
+def test_a_commit_that_changes_bits_is_counted() -> None:
     names = {entry: getattr(stand_in, entry) for entry in stand_in.__all__}
     check = cpu_check(SimpleNamespace(**{**names, "BatchDecodeWithPagedKVCacheWrapper": Forgetful}))
     gpu_check.flashinfer(check)
-    assert check.figures["graph_flip_mismatches"]["value"] > 0
-    assert any(case.kernel == "flip" and not case.passed for case in check.cases)
+    assert check.figures["graph_commit_mismatches"]["value"] > 0
+    assert any(case.kernel == "commit" and not case.passed for case in check.cases)
 
 
 def test_no_compilation_is_started_late() -> None:
@@ -241,14 +241,14 @@ def test_servers_are_not_started_late_and_do_not_overrun(monkeypatch: pytest.Mon
     check = cpu_check(None)
     check.model = check.dataset = "there"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    check.started -= gpu_check.LIMIT_S - gpu_check.LEAST_SERVED_S + 1
+    check.started -= gpu_check.LIMIT_S - gpu_check.MIN_SERVED_S + 1
     with pytest.raises(gpu_check.NotHereError, match="too few"):
         gpu_check.served(check)
     slept = [sys.executable, "-c", "import time; time.sleep(60)"]
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command: popen(slept))
-    monkeypatch.setattr(gpu_check, "LEAST_SERVED_S", 0)
-    monkeypatch.setattr(gpu_check, "LIMIT_S", gpu_check.LIMIT_S - gpu_check.LEAST_SERVED_S)
+    monkeypatch.setattr(gpu_check, "MIN_SERVED_S", 0)
+    monkeypatch.setattr(gpu_check, "LIMIT_S", gpu_check.LIMIT_S - gpu_check.MIN_SERVED_S)
     check.started = time.monotonic() - gpu_check.LIMIT_S + 0.2
     gpu_check.served(check)
     (case,) = check.cases

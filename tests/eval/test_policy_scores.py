@@ -19,7 +19,7 @@ from vtoken_sglang_eval.bench.policy_scores import (
     figures_of,
     read_evictions,
 )
-from vtoken_sglang_eval.eager_attention import EagerReference, expected_victims
+from vtoken_sglang_eval.eager_attention import EagerReference, expected_evicted
 from vtoken_sglang_eval.errors import FiguresError
 from vtoken_sglang_eval.policy_reference import SCORES
 
@@ -49,7 +49,7 @@ def evictions_of(reference: EagerReference, policy: str) -> list[tuple[int, list
         seen = reference.observe(
             [*PROMPT, *ANSWER], dict(found), first_query=0, last_chunk=(128, len(PROMPT))
         )
-        choice = expected_victims(
+        choice = expected_evicted(
             SCORES[policy](seen, length),
             [pos for pos in range(length) if pos not in dead],
             length=length,
@@ -58,8 +58,8 @@ def evictions_of(reference: EagerReference, policy: str) -> list[tuple[int, list
             recent=RECENT,
             page_size=16,
         )
-        found.append((length, choice.victims))
-        dead.update(choice.victims)
+        found.append((length, choice.evicted))
+        dead.update(choice.evicted)
     return found
 
 
@@ -67,19 +67,19 @@ def evictions_of(reference: EagerReference, policy: str) -> list[tuple[int, list
 def test_right_evictions_pass_and_a_swap_does_not(reference: EagerReference, policy: str) -> None:
     answer = {"meta_info": {"cached_tokens": 0}, "output_ids": ANSWER}
     evictions = evictions_of(reference, policy)
-    assert all(killed for _, killed in evictions)
+    assert all(evicted for _, evicted in evictions)
     found = Found()
     check(reference, policy, PROMPT, answer, evictions, found)
     assert (found.evictions, found.mismatches, found.swapped) == (2, 0, 0)
-    length, killed = evictions[0]
+    length, evicted = evictions[0]
     scores = SCORES[policy](
         reference.observe([*PROMPT, *ANSWER], {}, first_query=0, last_chunk=(128, len(PROMPT))),
         length,
     )
-    spared = [pos for pos in range(SINK, 160) if pos not in killed]
+    spared = [pos for pos in range(SINK, 160) if pos not in evicted]
     best = max(spared, key=lambda pos: float(scores[pos]))
-    worst = min(killed, key=lambda pos: float(scores[pos]))
-    swapped = sorted({*killed, best} - {worst})
+    worst = min(evicted, key=lambda pos: float(scores[pos]))
+    swapped = sorted({*evicted, best} - {worst})
     found = Found()
     check(reference, policy, PROMPT, answer, [(length, swapped)], found)
     assert (found.evictions, found.mismatches, found.swapped) == (1, 1, 1)
@@ -87,9 +87,9 @@ def test_right_evictions_pass_and_a_swap_does_not(reference: EagerReference, pol
 
 def test_a_trace_is_read_by_request(tmp_path: Path) -> None:
     lines = [
-        {"rid": "a", "logical_len": 9, "killed": [1, 2]},
-        {"rid": "b", "logical_len": 7, "killed": [0]},
-        {"rid": "a", "logical_len": 12, "killed": [3]},
+        {"rid": "a", "logical_len": 9, "evicted": [1, 2]},
+        {"rid": "b", "logical_len": 7, "evicted": [0]},
+        {"rid": "a", "logical_len": 12, "evicted": [3]},
     ]
     trace = tmp_path / "trace.jsonl"
     trace.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")

@@ -66,8 +66,8 @@ def test_perplexity_figures() -> None:
 
 
 def question_rows() -> dict[str, Any]:
-    def result(score: float, answer: list[int], killed: list[Any]) -> dict[str, Any]:
-        return {"score": score, "answer": answer, "killed": killed}
+    def result(score: float, answer: list[int], evicted: list[Any]) -> dict[str, Any]:
+        return {"score": score, "answer": answer, "evicted": evicted}
 
     cells = {
         "full": result(1.0, [1, 2], []),
@@ -89,10 +89,10 @@ def test_question_figures() -> None:
     assert 0 < half["spread"]["low"] < 0.5 < half["spread"]["high"] < 1
 
 
-def served_row(cell: str, answer: list[int], killed: list[Any], **more: Any) -> dict[str, Any]:
+def served_row(cell: str, answer: list[int], evicted: list[Any], **more: Any) -> dict[str, Any]:
     return {
         "question": "needle/a/after", "kind": "needle", "cell": cell, "answer": answer,
-        "killed": killed, "score": 1.0, **more,
+        "evicted": evicted, "score": 1.0, **more,
     }  # fmt: skip
 
 
@@ -103,17 +103,21 @@ def test_agreement_of_the_served_engine_with_the_reference() -> None:
     }
     found = served.disagreements(same, question_rows())
     assert (
-        found["served_kill_mismatches"]["value"] == found["served_answer_mismatches"]["value"] == 0
+        found["served_eviction_mismatches"]["value"]
+        == found["served_answer_mismatches"]["value"]
+        == 0
     )
-    assert found["served_kill_mismatches"]["spread"] == {"requests": 2, "tokens_killed": 2}
+    assert found["served_eviction_mismatches"]["spread"] == {"requests": 2, "tokens_evicted": 2}
     other = {"1": served_row("h2o_keep50", [4], [[40, [5, 8]]])}
     found = served.disagreements(other, question_rows())
-    assert found["served_kill_mismatches"]["value"] == 2
+    assert found["served_eviction_mismatches"]["value"] == 2
     assert found["served_answer_mismatches"]["value"] == 1
     elsewhere = {"1": served_row("h2o_keep50", [3], [[41, [5, 6]]])}
-    assert served.disagreements(elsewhere, question_rows())["served_kill_mismatches"]["value"] == 4
+    assert (
+        served.disagreements(elsewhere, question_rows())["served_eviction_mismatches"]["value"] == 4
+    )
     never = {"1": served_row("h2o_keep50", [3], [])}
-    assert served.disagreements(never, question_rows())["served_kill_mismatches"]["value"] == 2
+    assert served.disagreements(never, question_rows())["served_eviction_mismatches"]["value"] == 2
     unknown = {"1": served_row("full", [1], [], question="needle/z/after")}
     assert served.disagreements(unknown, question_rows()) == {}
 
@@ -266,8 +270,8 @@ def test_seeds_count_the_requests_that_hit_the_cache() -> None:
         "1": {"cell": "h2o_keep50", "switch": "off", "questions": asked[:1]},
     }
     found = seeds.figures(rows)
-    assert set(found) == {"seed_scores_on_recall_h2o_keep50"}
-    assert found["seed_scores_on_recall_h2o_keep50"]["value"] == 0.5
+    assert set(found) == {"reuse_prefix_scores_on_recall_h2o_keep50"}
+    assert found["reuse_prefix_scores_on_recall_h2o_keep50"]["value"] == 0.5
 
 
 def test_conversations_are_told_apart_by_their_context() -> None:

@@ -11,8 +11,11 @@ from vtoken_sglang.policy.base import Gather, Observation
 
 LAYERS, HEADS, WINDOW = 2, 4, 7
 TOTAL, LAST = Observation(Gather.TOTAL), Observation(Gather.LAST)
-PROMPT_END, RARELY = Observation(Gather.PROMPT_END, 6), Observation(Gather.RARELY, WINDOW)
-EVERYTHING = (TOTAL, LAST, PROMPT_END, RARELY)
+PROMPT_END, BELOW_UNIFORM = (
+    Observation(Gather.PROMPT_END, 6),
+    Observation(Gather.BELOW_UNIFORM, WINDOW),
+)
+EVERYTHING = (TOTAL, LAST, PROMPT_END, BELOW_UNIFORM)
 
 
 def stock_model() -> LlamaForCausalLM:
@@ -48,13 +51,13 @@ def tokens(count: int, seed: int = 0) -> torch.Tensor:
 
 
 def masked(
-    stock: LlamaForCausalLM, ids: torch.Tensor, kills: dict[int, list[int]]
+    stock: LlamaForCausalLM, ids: torch.Tensor, evictions: dict[int, list[int]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [n, vocabulary] and weights [layers, heads, n, n]: queries from `kills`' keys on do
-    not see its values."""
+    """Logits [n, vocabulary] and weights [layers, heads, n, n]: queries from `evictions`' keys on
+    do not see its values."""
     count = ids.shape[1]
     visible = torch.tril(torch.ones(count, count, dtype=torch.bool))
-    for query, positions in kills.items():
+    for query, positions in evictions.items():
         visible[query:, positions] = False
     mask = torch.zeros(count, count).masked_fill(~visible, -1e30)[None, None]
     with torch.inference_mode():
@@ -62,7 +65,7 @@ def masked(
     return out.logits[0], torch.stack([layer[0] for layer in out.attentions])
 
 
-def test_lanes_with_different_kills_equal_a_masked_forward(
+def test_lanes_with_different_evictions_equal_a_masked_forward(
     model: ReferenceModel, stock: LlamaForCausalLM
 ) -> None:
     prompt, rest = tokens(300), tokens(12, 1)
@@ -71,7 +74,7 @@ def test_lanes_with_different_kills_equal_a_masked_forward(
     trunk.feed(prompt[:, :140])
     whole = trunk.fork([EVERYTHING], 300, 300)
     whole.feed(prompt[:, 140:])
-    lanes = whole.fork([(TOTAL,), (), (RARELY,)], 312, 300)
+    lanes = whole.fork([(TOTAL,), (), (BELOW_UNIFORM,)], 312, 300)
     first, later = [[5, 9, 250], [], [0, 17]], [[11, 303], [], [302]]
     for lane, dead in enumerate(first):
         lanes.alive[lane, dead] = False
@@ -80,8 +83,8 @@ def test_lanes_with_different_kills_equal_a_masked_forward(
         lanes.alive[lane, dead] = False
     parts += [lanes.logits(lanes.feed(rest[:, at : at + 1].expand(3, -1))) for at in range(6, 12)]
     for lane in range(3):
-        kills = {300: first[lane], 306: later[lane]}
-        logits, weights = masked(stock, torch.cat([prompt, rest], dim=1), kills)
+        evictions = {300: first[lane], 306: later[lane]}
+        logits, weights = masked(stock, torch.cat([prompt, rest], dim=1), evictions)
         found = torch.cat(parts, dim=1)[lane]
         torch.testing.assert_close(found, logits[300:], rtol=1e-3, atol=1e-3)
         if lane == 0:
@@ -110,7 +113,7 @@ def test_gathered_weights(
         TOTAL: (weights.sum(dim=0), count),
         LAST: (weights[-1], count),
         PROMPT_END: (weights[prompt - 6 : prompt].sum(dim=0), prompt - 6),
-        RARELY: (rare[begin:].sum(dim=0), count),
+        BELOW_UNIFORM: (rare[begin:].sum(dim=0), count),
     }
     for part in lanes.gathered:
         values, observed_len = expected[part.observation]

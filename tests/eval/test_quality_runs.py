@@ -68,17 +68,20 @@ def test_only_the_asked_part_is_scored(model: ReferenceModel, stock: LlamaForCau
 
 
 def greedy(
-    stock: LlamaForCausalLM, prompt: list[int], generated: list[int], kills: dict[int, list[int]]
+    stock: LlamaForCausalLM,
+    prompt: list[int],
+    generated: list[int],
+    evictions: dict[int, list[int]],
 ) -> list[int]:
     """What greedy decoding picks at each step of `generated`: equal to it if it is greedy."""
     ids = [*prompt, *generated[:-1]]
-    acting = {query: dead for query, dead in kills.items() if query < len(ids)}
+    acting = {query: dead for query, dead in evictions.items() if query < len(ids)}
     best: list[int] = masked(stock, torch.tensor([ids]), acting)[0].argmax(-1).tolist()
     return best[len(prompt) - 1 :]
 
 
 @pytest.mark.parametrize("asked_later", [False, True])
-def test_answers_are_greedy_under_the_kills(
+def test_answers_are_greedy_under_the_evictions(
     model: ReferenceModel, stock: LlamaForCausalLM, asked_later: bool
 ) -> None:
     prompt = prompt_ids()
@@ -88,15 +91,15 @@ def test_answers_are_greedy_under_the_kills(
     lanes, logits = branch(beginning(model, prompt, options), prompt, options, 30)
     found = answer(lanes, logits, options, question, tokens=20, end_tokens=(), page_size=4)
     for cell, one in zip(cells, found, strict=True):
-        kills = dict(one.killed)
+        evictions = dict(one.evicted)
         if cell == FULL:
-            assert kills == {}
+            assert evictions == {}
         else:
             # Later the first generated token is in the cache when the policy first looks.
             first = PROMPT if asked_later else PROMPT + 1
-            assert list(kills)[:2] == [first, first + 16]
-            assert len(kills[first]) == first - -(-first * 4 // 10)
-        expected = greedy(stock, [*prompt, *question], one.token_ids, kills)
+            assert list(evictions)[:2] == [first, first + 16]
+            assert len(evictions[first]) == first - -(-first * 4 // 10)
+        expected = greedy(stock, [*prompt, *question], one.token_ids, evictions)
         assert one.token_ids == expected, cell
 
 
@@ -113,7 +116,7 @@ def test_an_answer_ends_at_an_end_token(model: ReferenceModel) -> None:
     assert ask([whole[3]]) == whole[: whole.index(whole[3]) + 1]
 
 
-def test_what_is_killed_is_what_the_policy_says(model: ReferenceModel) -> None:
+def test_what_is_evicted_is_what_the_policy_says(model: ReferenceModel) -> None:
     prompt = prompt_ids()
     cells = [Cell("streaming_llm", 0.5), Cell("random", 0.5), Cell("h2o", 0.5)]
     options = [cell.options(16) for cell in cells]
@@ -122,7 +125,7 @@ def test_what_is_killed_is_what_the_policy_says(model: ReferenceModel) -> None:
     pruner = Pruner(lanes, options)
     pruner.look()
     pruner.look()  # nothing is due before the interval has passed
-    streaming, random, heavy = (killed for ((_, killed),) in pruner.killed)
+    streaming, random, heavy = (evicted for ((_, evicted),) in pruner.evicted)
     assert streaming == list(range(4, 4 + PROMPT // 2))
     assert random != streaming
     candidates = range(4, PROMPT - 32)

@@ -15,27 +15,29 @@ from vtoken_sglang_eval.bench.reclaim_figures import (
     figures_of,
     held,
 )
-from vtoken_sglang_eval.bench.served_looks import Look
+from vtoken_sglang_eval.bench.served_looks import EvictionPlan
 from vtoken_sglang_eval.errors import FiguresError
 
-BEFORE = Look(pruned_rows=0, retained=0, held=0, live=0, repacks=3, killed=100)
+BEFORE = EvictionPlan(pruned_rows=0, retained=0, held=0, live=0, repacks=3, evicted=100)
 
 
-def look(retained: int, live: int, *, dst: int = 0, repacks: int = 3, killed: int = 160) -> Look:
-    return Look(
-        pruned_rows=1, retained=retained, held=dst, live=live, repacks=repacks, killed=killed
+def look(
+    retained: int, live: int, *, dst: int = 0, repacks: int = 3, evicted: int = 160
+) -> EvictionPlan:
+    return EvictionPlan(
+        pruned_rows=1, retained=retained, held=dst, live=live, repacks=repacks, evicted=evicted
     )
 
 
 def test_looks_are_averaged_over_the_pruned_part_of_a_request() -> None:
     seen = [BEFORE, BEFORE, look(10, 80, dst=5), look(5, 75, repacks=4), look(6, 84, repacks=4)]
-    after_it = replace(BEFORE, repacks=4, killed=160)
+    after_it = replace(BEFORE, repacks=4, evicted=160)
     got = held([[*seen, after_it]], 16, [[1, 2]])
     assert got.retained == pytest.approx((15 + 5 + 6) / 3)
     assert got.waste == pytest.approx((0.5 + 1 - 75 / 80 + 1 - 84 / 96) / 3)
-    assert got.waste_after == pytest.approx(1 - 75 / 80)  # the one look after the flip
+    assert got.waste_after == pytest.approx(1 - 75 / 80)  # the one look after the commit
     assert got.limit_gap == pytest.approx(0.0)  # five pages are the fewest for 75 tokens
-    assert (got.killed, got.answers) == (60, [[1, 2]])
+    assert (got.evicted, got.answers) == (60, [[1, 2]])
 
 
 def test_without_a_repack_every_look_counts() -> None:
@@ -44,7 +46,7 @@ def test_without_a_repack_every_look_counts() -> None:
     assert got.limit_gap == pytest.approx((6 / 5 - 1 + 0) / 2)
 
 
-def test_a_flip_before_the_first_look_counts_and_one_of_an_earlier_request_does_not() -> None:
+def test_a_commit_before_the_first_look_counts_and_one_of_an_earlier_request_does_not() -> None:
     looks = [look(8, 80, repacks=9), look(8, 64, repacks=9)]
     own = held([[BEFORE, *looks]], 16, [[]])
     assert own.waste_after == pytest.approx(1 - 80 / 128)
@@ -57,13 +59,13 @@ def test_a_request_never_seen_pruned_is_refused() -> None:
         held([[BEFORE, BEFORE]], 16, [[]])
 
 
-def arm(retained: float, killed: int = 9, answer: int = 1) -> dict[tuple[str, int, int], Held]:
+def arm(retained: float, evicted: int = 9, answer: int = 1) -> dict[tuple[str, int, int], Held]:
     one = Held(
         retained=retained,
         waste=0.5,
         waste_after=0.04,
         limit_gap=0.1,
-        killed=killed,
+        evicted=evicted,
         answers=[[answer]],
     )
     return {(policy, keep, r): one for policy in POLICIES for keep in KEEPS for r in range(2)}
@@ -84,8 +86,8 @@ def test_answers_that_differ_are_counted() -> None:
 
 
 @pytest.mark.parametrize(("naive", "ours"), [(9, 8), (0, 0)])
-def test_arms_that_killed_differently_or_nothing_are_refused(naive: int, ours: int) -> None:
-    with pytest.raises(FiguresError, match="did not kill the same tokens"):
+def test_arms_that_evicted_differently_or_nothing_are_refused(naive: int, ours: int) -> None:
+    with pytest.raises(FiguresError, match="did not eviction the same tokens"):
         figures_of(16, arm(40.0, naive), arm(10.0, ours), 2)
 
 

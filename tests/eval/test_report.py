@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from vtoken_sglang_eval import plots
 from vtoken_sglang_eval.errors import ResultsError
-from vtoken_sglang_eval.plots import MOST_STEPS, latency_cdf
+from vtoken_sglang_eval.plots import MAX_STEPS, latency_cdf
 from vtoken_sglang_eval.report import render, write_report
 from vtoken_sglang_eval.report_plots import figures_plots, shared_repeats, table_plots
 from vtoken_sglang_eval.rows import eval_document, rows_of
@@ -226,7 +226,7 @@ def test_a_distribution_of_many_samples_keeps_its_ends_and_shape() -> None:
     )
     (line,) = figure.axes[0].lines
     x, y = line.get_xdata(), line.get_ydata()
-    assert len(x) == MOST_STEPS
+    assert len(x) == MAX_STEPS
     assert (x[0], y[0]) == pytest.approx((1.0, 1 / 5000))
     assert (x[-1], y[-1]) == pytest.approx((5000.0, 1.0))
     assert y == pytest.approx(x / 5000)
@@ -259,8 +259,8 @@ def test_an_arm_that_returns_memory_is_named_with_how_much() -> None:
     native, naive, auto = (
         run_of(arm, 0, [record(0, 0), record(0, 1)]) for arm in ("native", "naive", "auto")
     )
-    naive["summary"] |= {"used_tokens_per_request": 400.0, "freed_pages": 0, "killed_tokens": 9}
-    auto["summary"] |= {"used_tokens_per_request": 300.0, "freed_pages": 21, "killed_tokens": 9}
+    naive["summary"] |= {"used_tokens_per_request": 400.0, "freed_pages": 0, "evicted_tokens": 9}
+    auto["summary"] |= {"used_tokens_per_request": 300.0, "freed_pages": 21, "evicted_tokens": 9}
     page = page_of(render([result_of([native, naive, auto])]))
     text = " ".join(" ".join(page.text).split())
     assert "auto gave 21 pages of 16 back while requests ran" in text

@@ -100,9 +100,9 @@ def test_arms_that_lose_or_win_against_copy_on_write_have_a_ratio(reference: str
     assert rows["p1-never"]["ratios"][reference]["output_tokens_per_s"]["median"] == 2.0
 
 
-def test_whether_arms_with_the_same_kills_answered_alike_is_in_their_rows() -> None:
+def test_whether_arms_with_the_same_evictions_answered_alike_is_in_their_rows() -> None:
     runs = [timed(arm, 0, 2.0, 1.0) for arm in ("native", "naive", "skip", "auto")]
     rows = {row["arm"]: row for row in rows_of([result_of(runs)])}
-    assert [arm for arm, row in rows.items() if "same_kills" in row] == ["auto"]
-    found = rows["auto"]["same_kills"]
+    assert [arm for arm, row in rows.items() if "same_evictions" in row] == ["auto"]
+    found = rows["auto"]["same_evictions"]
     assert (found["reference"], found["requests"], found["different"]) == ("naive", 2, 0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from vtoken_sglang_eval.across_arms import with_shared_figures
-from vtoken_sglang_eval.counters import Look, block_of, private_memory, totals
+from vtoken_sglang_eval.counters import EvictionPlan, block_of, private_memory, totals
 from vtoken_sglang_eval.generated_shared_prefix import client_command, parse_output
 from vtoken_sglang_eval.metrics import pool_use, tpot
 from vtoken_sglang_eval.pool import PoolSample
@@ -107,9 +107,11 @@ def test_pool_use_looks_at_samples_with_running_requests() -> None:
 
 def test_private_memory_is_over_looks_at_pruned_requests() -> None:
     looks = [
-        Look(at_s=0.0),
-        Look(at_s=0.1, pruned_rows=1, retained_pages=10, live_private_tokens=80),
-        Look(at_s=0.2, pruned_rows=2, retained_pages=6, held_pages=2, live_private_tokens=48),
+        EvictionPlan(at_s=0.0),
+        EvictionPlan(at_s=0.1, pruned_rows=1, retained_pages=10, live_private_tokens=80),
+        EvictionPlan(
+            at_s=0.2, pruned_rows=2, retained_pages=6, held_pages=2, live_private_tokens=48
+        ),
     ]
     found = private_memory(looks, 16)
     assert found["private_pages_per_request"] == pytest.approx(18 / 3)
@@ -118,17 +120,17 @@ def test_private_memory_is_over_looks_at_pruned_requests() -> None:
     assert private_memory(looks[:1], 16) == {}
 
 
-def state(killed: int, forks: list[tuple[float, int | None]]) -> dict[str, Any]:
+def state(evicted: int, forks: list[tuple[float, int | None]]) -> dict[str, Any]:
     log = [{"predicted_pages": p, "realised_pages": r} for p, r in forks]
     committed = sum(r is not None for _, r in forks)
-    return {"killed_tokens": killed, "forks": {"committed": committed, "log": log}}
+    return {"evicted_tokens": evicted, "forks": {"committed": committed, "log": log}}
 
 
 def test_totals_are_what_a_run_added() -> None:
     before = state(5, [(9.0, 9)])
     after = state(12, [(9.0, 9), (4.0, 3), (7.0, None), (2.0, 2)])
     added = totals(before, after)
-    assert added["killed_tokens"] == 7
+    assert added["evicted_tokens"] == 7
     assert (added["forks"], added["forks_logged"]) == (2, 2)
     assert (added["fork_predicted_pages"], added["fork_realised_pages"]) == (6.0, 5)
     assert totals(None, after) == {}

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from vtoken_sglang_eval import sharegpt
 from vtoken_sglang_eval.errors import DatasetError
-
-from vtoken_sglang.package_files import PackageFileError
+from vtoken_sglang_eval.package_files import PackageFileError
 
 
 def conversation(number: int) -> dict[str, object]:

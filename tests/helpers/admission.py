@@ -10,8 +10,8 @@ from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
 from tests.helpers.fake_engine import FakeEngine, FakeRequest
 from tests.helpers.prefix_engine import PrefixEngine
-from vtoken_sglang.engine import capacity_hooks
-from vtoken_sglang.engine.capacity_budget import FootprintBudget
+from vtoken_sglang.engine.admission.budget import FootprintBudget
+from vtoken_sglang.engine.hooks import admission as capacity_hooks
 
 AnyEngine = FakeEngine | PrefixEngine
 TREE: Any = SimpleNamespace(supports_mamba=lambda: False, evictable_size=lambda: 0)

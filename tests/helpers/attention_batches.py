@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import LlamaConfig
 
 from tests.helpers import flashinfer_stand_in as stand_in
-from vtoken_sglang.engine import kv_lens
+from vtoken_sglang.engine.attention import live_lengths as kv_lens
 
 LAYERS = 2
 ROW_WIDTH = 512
@@ -179,7 +179,7 @@ class Lanes:
 
     Fields:
         rows: row of each lane in the runner's table.
-        dead: dead tokens of each row, as the host counts them.
+        dead: evicted tokens of each row, as the host counts them.
     """
 
     prefix: list[int]
@@ -193,8 +193,8 @@ class Lanes:
         return [prefix + own for prefix, own in zip(self.prefix, self.own, strict=True)]
 
 
-def place(runner: SimpleNamespace, lanes: Lanes, *, dead_share: float, seed: int = 0) -> Lanes:
-    """Give every lane a row of scattered pages and kill a share of its prefix tokens.
+def place(runner: SimpleNamespace, lanes: Lanes, *, evicted_share: float, seed: int = 0) -> Lanes:
+    """Give every lane a row of scattered pages and eviction a share of its prefix tokens.
 
     Where some die, at least one prefix token stays alive, as behind an open tail page.
     """
@@ -209,7 +209,7 @@ def place(runner: SimpleNamespace, lanes: Lanes, *, dead_share: float, seed: int
         count = -(-span // size)
         slots = (pages[taken : taken + count, None] * size + torch.arange(size)).flatten()[:span]
         taken += count
-        dead = torch.rand(max(prefix - 1, 0), generator=generator) < dead_share
+        dead = torch.rand(max(prefix - 1, 0), generator=generator) < evicted_share
         slots[: len(dead)][dead] = 0
         table[row, :span] = slots.to(torch.int32)
         lanes.dead[row] = int(dead.sum())

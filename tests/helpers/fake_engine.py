@@ -19,10 +19,10 @@ from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 
 from tests.helpers.fake_fence import ManualCopyEngine
-from vtoken_sglang.config import VTokenConfig
-from vtoken_sglang.engine import runtime as runtime_module
-from vtoken_sglang.engine import scheduler_hooks
-from vtoken_sglang.engine.runtime import Runtime
+from vtoken_sglang.engine.hooks import scheduler as scheduler_hooks
+from vtoken_sglang.engine.runtime import runtime as runtime_module
+from vtoken_sglang.engine.runtime.runtime import Runtime
+from vtoken_sglang.options import VTokenConfig
 
 # There is no tree to fork from.
 WINDOW: dict[str, Any] = {

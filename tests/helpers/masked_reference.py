@@ -2,7 +2,7 @@
 
 A server with `--vtoken-trace FILE` writes one JSON line per eviction. The functions here read it
 and compute, in one forward pass over prompt and answer, what greedy decoding gives when every
-query at or after an eviction's logical length no longer sees the positions it killed.
+query at or after an eviction's logical length no longer sees the positions it evicted.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.helpers.reference import Continuation, Kills, Reference, visible_keys
+from tests.helpers.reference import Continuation, Evictions, Reference, visible_keys
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """One line of the trace: `killed` positions died when the request had `logical_len` tokens."""
+    """One line of the trace: `evicted` positions died when the request had `logical_len` tokens."""
 
     logical_len: int
-    killed: tuple[int, ...]
+    evicted: tuple[int, ...]
 
 
 Trace = dict[str, list[Eviction]]
@@ -32,40 +32,40 @@ def read_trace(path: Path) -> Trace:
     trace: Trace = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
-        eviction = Eviction(int(record["logical_len"]), tuple(map(int, record["killed"])))
+        eviction = Eviction(int(record["logical_len"]), tuple(map(int, record["evicted"])))
         trace.setdefault(record["rid"], []).append(eviction)
     return trace
 
 
-def kills_of(evictions: Sequence[Eviction]) -> Kills:
-    """The evictions of one request that was never retracted, as kills by query position.
+def evictions_of(evictions: Sequence[Eviction]) -> Evictions:
+    """The evictions of one request that was never retracted, as evictions by query position.
 
-    Raises ValueError when a position is killed twice or the lengths do not ascend: then the trace
+    Raises ValueError when a position is evicted twice or the lengths do not ascend: then the trace
     is not of one undisturbed run.
     """
-    kills: dict[int, tuple[int, ...]] = {}
+    by_query: dict[int, tuple[int, ...]] = {}
     dead: set[int] = set()
     for eviction in evictions:
-        if kills and eviction.logical_len <= max(kills):
+        if by_query and eviction.logical_len <= max(by_query):
             raise ValueError(f"evictions out of order at length {eviction.logical_len}")
-        if again := dead.intersection(eviction.killed):
-            raise ValueError(f"positions killed twice: {sorted(again)}")
-        kills[eviction.logical_len] = eviction.killed
-        dead.update(eviction.killed)
-    return kills
+        if again := dead.intersection(eviction.evicted):
+            raise ValueError(f"positions evicted twice: {sorted(again)}")
+        by_query[eviction.logical_len] = eviction.evicted
+        dead.update(eviction.evicted)
+    return by_query
 
 
 def masked_continuation(
-    reference: Reference, prompt: Sequence[int], tokens: Sequence[int], kills: Kills
+    reference: Reference, prompt: Sequence[int], tokens: Sequence[int], evictions: Evictions
 ) -> Continuation:
-    """What greedy decoding picks at each step of `tokens` after `prompt` under `kills`.
+    """What greedy decoding picks at each step of `tokens` after `prompt` under `evictions`.
 
     Step i is computed after tokens[:i], whatever those are, so `tokens` is the greedy answer
-    exactly when it equals the returned tokens. Kills that no query of the pass comes after are
+    exactly when it equals the returned tokens. Evictions that no query of the pass comes after are
     left out, since they change nothing.
     """
     ids = [*prompt, *tokens[:-1]]
-    acting = {query: killed for query, killed in kills.items() if query < len(ids)}
+    acting = {query: evicted for query, evicted in evictions.items() if query < len(ids)}
     rows = reference.forward(ids, visible_keys(len(ids), acting))[len(prompt) - 1 :]
     best = rows.topk(2, dim=-1)
     gaps = best.values[:, 0] - best.values[:, 1]

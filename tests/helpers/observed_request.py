@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from vtoken_sglang_eval.policy_reference import Observed
 
 from tests.helpers.reference import visible_keys
-from vtoken_sglang.engine.device_work import DeviceWork
-from vtoken_sglang.engine.observation import Observer, observed_layers
-from vtoken_sglang.engine.observation_tap import DecodeTap
+from vtoken_sglang.core.device_work import DeviceWork
+from vtoken_sglang.engine.observe.decode_tap import DecodeTap
+from vtoken_sglang.engine.observe.observer import Observer, observed_layers
 from vtoken_sglang.policy.base import Policy, PolicyView
 from vtoken_sglang.policy.registry import load_policy
 from vtoken_sglang.policy.scissorhands import Scissorhands
@@ -62,7 +62,7 @@ class Sim:
         shape, dtype = (LAYERS, 4 * length, KV_HEADS, DIM), key_dtype or torch.float32
         self.buffers = list(torch.full(shape, torch.nan).to(dtype))
         stored = [buffer.view(torch.uint8) if key_dtype else buffer for buffer in self.buffers]
-        self.kills: dict[int, list[int]] = {}
+        self.evictions: dict[int, list[int]] = {}
         self.dead: set[int] = set()
         self.on_device = on_device
         rows = on_device(self.rows)
@@ -131,13 +131,13 @@ class Sim:
         logits = torch.einsum("hd,khd->hk", self.q[layer, pos], keys) * SCALE
         return logits.logsumexp(dim=1)[None]
 
-    def kill(self, length: int, count: int) -> None:
-        """Kill `count` live positions below `length - 8`, as of this length."""
+    def evict(self, length: int, count: int) -> None:
+        """Eviction `count` live positions below `length - 8`, as of this length."""
         live = [pos for pos in range(length - 8) if pos not in self.dead]
         order = torch.randperm(len(live), generator=self.draw)[:count].tolist()
-        self.kills[length] = sorted(live[index] for index in order)
-        self.dead.update(self.kills[length])
-        self.rows[self.row, self.kills[length]] = 0
+        self.evictions[length] = sorted(live[index] for index in order)
+        self.dead.update(self.evictions[length])
+        self.rows[self.row, self.evictions[length]] = 0
 
     def move(self) -> None:
         """Every live token moves; what was there before is overwritten."""
@@ -157,7 +157,7 @@ class Sim:
         return dict(zip(positions.tolist(), self.policy.score(seen).tolist(), strict=True))
 
     def reference(self, length: int, last_chunk: tuple[int, int], first_query: int = 0) -> Observed:
-        visible = visible_keys(length, {q: k for q, k in self.kills.items() if q < length})
+        visible = visible_keys(length, {q: k for q, k in self.evictions.items() if q < length})
         keys = self.k[:, :length].repeat_interleave(Q_HEADS // KV_HEADS, dim=2)
         logits = torch.einsum("lqhd,lkhd->lhqk", self.q[:, :length].double(), keys.double())
         logits = (logits * SCALE).masked_fill(~visible, float("-inf"))

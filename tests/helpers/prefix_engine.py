@@ -29,10 +29,10 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from tests.helpers.fake_fence import ManualCopyEngine
 from tests.helpers.tree_request import TreeRequest
-from vtoken_sglang.config import VTokenConfig
-from vtoken_sglang.engine import runtime as runtime_module
-from vtoken_sglang.engine import scheduler_hooks
-from vtoken_sglang.engine.runtime import Runtime
+from vtoken_sglang.engine.hooks import scheduler as scheduler_hooks
+from vtoken_sglang.engine.runtime import runtime as runtime_module
+from vtoken_sglang.engine.runtime.runtime import Runtime
+from vtoken_sglang.options import VTokenConfig
 
 ROWS, WIDTH = 12, 512
 

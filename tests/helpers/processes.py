@@ -25,7 +25,7 @@ def free_port() -> int:
 
 
 def _die_with_parent() -> None:
-    # A killed test run must not leave a server behind; SGLang's children follow their parent.
+    # A evicted test run must not leave a server behind; SGLang's children follow their parent.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -69,7 +69,7 @@ class ProcessGroup:
         return [process for process in found.values() if alive(process)]
 
     def end(self, grace: float, watched: Sequence[psutil.Process] = ()) -> list[str]:
-        """Ask the command to stop, wait up to `grace` seconds, then kill what is left.
+        """Ask the command to stop, wait up to `grace` seconds, then eviction what is left.
 
         `watched` are members seen earlier, in case one has left the session since. Returns one
         line for each process that outlived the command on its own; empty is healthy.

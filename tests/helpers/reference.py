@@ -1,7 +1,7 @@
 """What the model itself says: greedy tokens and log-probabilities from transformers, in float32.
 
-The masked functions are the oracle for token eviction. A killed token is one that no later query
-may see, while everything computed before the kill stays as it was: exactly what a cache entry
+The masked functions are the oracle for token eviction. A evicted token is one that no later query
+may see, while everything computed before the eviction stays as it was: exactly what a cache entry
 does that is dropped between two steps.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-Kills = Mapping[int, Collection[int]]
+Evictions = Mapping[int, Collection[int]]
 """Query position -> key positions that this query and every later one no longer see."""
 
 
@@ -35,17 +35,19 @@ class Continuation:
     margins: list[float]
 
 
-def visible_keys(length: int, kills: Kills | None = None) -> torch.Tensor:
+def visible_keys(length: int, evictions: Evictions | None = None) -> torch.Tensor:
     """Return which keys each query sees, bool [length, length] by (query pos, key pos).
 
-    Causal, minus the kills. A query always sees itself: killing a position at or after the
+    Causal, minus the evictions. A query always sees itself: evicting a position at or after the
     query itself is an error (ValueError), since nothing can be dropped before it exists.
     """
     visible = torch.tril(torch.ones(length, length, dtype=torch.bool))
-    for query, positions in (kills or {}).items():
+    for query, positions in (evictions or {}).items():
         for pos in positions:
             if not 0 <= pos < query:
-                raise ValueError(f"kill at query {query}: position must be in [0, {query}), {pos}")
+                raise ValueError(
+                    f"eviction at query {query}: position must be in [0, {query}), {pos}"
+                )
             visible[query:, pos] = False
     return visible
 
@@ -65,13 +67,15 @@ class Reference:
         )
         return cls(model, AutoTokenizer.from_pretrained(folder, local_files_only=True))
 
-    def greedy(self, prompt: Sequence[int], count: int, kills: Kills | None = None) -> Continuation:
+    def greedy(
+        self, prompt: Sequence[int], count: int, evictions: Evictions | None = None
+    ) -> Continuation:
         """Generate `count` tokens greedily after `prompt`, step by step over a growing cache.
 
-        Kills at query positions inside the prompt act during its prefill.
+        Evictions at query positions inside the prompt act during its prefill.
         """
         total = len(prompt) + count
-        visible = visible_keys(total, kills)
+        visible = visible_keys(total, evictions)
         tokens: list[int] = []
         logprobs: list[float] = []
         margins: list[float] = []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tests.helpers.server import ServerProcess
-from vtoken_sglang.config_fields import SPECS
+from vtoken_sglang.option_specs import SPECS
 
 Ending = Literal["length", "stop", "abort", "disconnect", "several"]
 

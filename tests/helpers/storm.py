@@ -22,13 +22,14 @@ from tests.helpers.fake_engine import ROWS, FakeRequest
 from tests.helpers.prefix_engine import PrefixEngine
 from tests.helpers.tree_request import TreeRequest
 from vtoken_sglang.core.footprint import page_ceil
-from vtoken_sglang.engine import capacity_hooks, scheduler_hooks
-from vtoken_sglang.engine.capacity_budget import FootprintBudget
-from vtoken_sglang.engine.seams import SCHEDULER_SEAMS, resolve_hook
+from vtoken_sglang.engine.admission.budget import FootprintBudget
+from vtoken_sglang.engine.hooks import admission as capacity_hooks
+from vtoken_sglang.engine.hooks import scheduler as scheduler_hooks
+from vtoken_sglang.engine.plugin.hook import SCHEDULER_HOOKS, resolve_hook
 
 CHUNK = 32
-MOST_STEPS = 6000
-ADMISSION_SEAMS = ("prefill-budget", "running-reserve", "admission", "next-chunk")
+MAX_STEPS = 6000
+ADMISSION_HOOKS = ("prefill-budget", "running-reserve", "admission", "next-chunk")
 
 
 def retraction_order(requests: list[Any]) -> list[Any]:
@@ -61,7 +62,7 @@ class Storm:
     def run(self) -> None:
         while self.busy():
             self.steps += 1
-            assert self.steps < MOST_STEPS, "nothing gets on any more"
+            assert self.steps < MAX_STEPS, "nothing gets on any more"
             self.sim.safe_point(self.last)
             self.last = self.prefill_pass()
             if not self.last and self.sim.running:
@@ -122,10 +123,10 @@ class Storm:
         while not fits:
             assert len(going) > 1, "not even one request fits"
             self.retracted += 1
-            victim = retraction_order(going)[-1]
-            going.remove(victim)
-            self.sim.retract(victim)
-            self.queue.append(victim)
+            retracted = retraction_order(going)[-1]
+            going.remove(retracted)
+            self.sim.retract(retracted)
+            self.queue.append(retracted)
             fits = step_fits(self.sim, going)
         self.sim.decode(*going)
 
@@ -149,10 +150,10 @@ class TreeEngine(PrefixEngine):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *args: Any, **kwargs: Any) -> None:
         super().__init__(monkeypatch, *args, **kwargs)
-        for seam in SCHEDULER_SEAMS:
-            if seam.name in ADMISSION_SEAMS:
-                owner, _, name = seam.target.rpartition(".")
-                wrapped = _around(pkgutil.resolve_name(seam.target), resolve_hook(seam))
+        for hook in SCHEDULER_HOOKS:
+            if hook.name in ADMISSION_HOOKS:
+                owner, _, name = hook.target.rpartition(".")
+                wrapped = _around(pkgutil.resolve_name(hook.target), resolve_hook(hook))
                 monkeypatch.setattr(pkgutil.resolve_name(owner), name, wrapped)
         monkeypatch.setattr(schedule_batch, "release_req", lambda *, req, **_: self.retract(req))
         self.scheduler.running_batch.batch_is_full = False

@@ -17,9 +17,10 @@ from tests.helpers.attention_batches import (
     make_layer,
     random_qkv,
 )
-from vtoken_sglang.config import VTokenConfig
-from vtoken_sglang.engine import observation_backends, observation_tap
-from vtoken_sglang.engine.observation_tap import WatchedLane
+from vtoken_sglang.engine.observe import backend_mixin as observation_backends
+from vtoken_sglang.engine.observe import decode_tap as observation_tap
+from vtoken_sglang.engine.observe.decode_tap import WatchedLane
+from vtoken_sglang.options import VTokenConfig
 
 
 def ask_for_observation(monkeypatch: pytest.MonkeyPatch, layers: str = "all") -> None:
@@ -35,7 +36,7 @@ def watch(backend: Any, batch: Any, lanes: Lanes, watched: dict[int, int]) -> No
         WatchedLane(
             lane=lane,
             score_row=score_row,
-            rarely=False,
+            below_uniform=False,
             span=lanes.spans[lane],
             live_len=lanes.spans[lane] - lanes.dead[lanes.rows[lane]],
         )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.helpers.masked_reference import Eviction, kills_of, masked_continuation, read_trace
+from tests.helpers.masked_reference import Eviction, evictions_of, masked_continuation, read_trace
 from tests.helpers.reference import Reference
 
 PROMPT = [5, 17, 3, 60, 41, 22, 9, 33, 12, 50, 8, 27]
@@ -29,15 +29,15 @@ def tiny() -> Reference:
     return Reference(LlamaForCausalLM(config).float())
 
 
-def test_one_pass_equals_step_by_step_decoding_under_kills(tiny: Reference) -> None:
-    kills = {8: (1, 4), 14: (2, 7, 10), 17: (12,)}
-    stepwise = tiny.greedy(PROMPT, 8, kills)
-    got = masked_continuation(tiny, PROMPT, stepwise.tokens, kills)
+def test_one_pass_equals_step_by_step_decoding_under_evictions(tiny: Reference) -> None:
+    evictions = {8: (1, 4), 14: (2, 7, 10), 17: (12,)}
+    stepwise = tiny.greedy(PROMPT, 8, evictions)
+    got = masked_continuation(tiny, PROMPT, stepwise.tokens, evictions)
     assert got.tokens == stepwise.tokens
     assert got.logprobs == pytest.approx(stepwise.logprobs, abs=1e-5)
 
 
-def test_a_kill_one_step_later_changes_the_answer(tiny: Reference) -> None:
+def test_a_eviction_one_step_later_changes_the_answer(tiny: Reference) -> None:
     early = masked_continuation(tiny, PROMPT, PROMPT[:6], {13: (2, 5, 9)})
     late = masked_continuation(tiny, PROMPT, PROMPT[:6], {14: (2, 5, 9)})
     differs = [a != b for a, b in zip(early.logprobs, late.logprobs, strict=True)]
@@ -47,22 +47,22 @@ def test_a_kill_one_step_later_changes_the_answer(tiny: Reference) -> None:
     assert differs[2]
 
 
-def test_kills_after_the_last_query_change_nothing(tiny: Reference) -> None:
+def test_evictions_after_the_last_query_change_nothing(tiny: Reference) -> None:
     plain = masked_continuation(tiny, PROMPT, PROMPT[:4], {})
     assert masked_continuation(tiny, PROMPT, PROMPT[:4], {15: (0, 1)}) == plain
 
 
 def test_the_trace_is_read_by_request(tmp_path: Path) -> None:
     lines = [
-        {"rid": "a", "logical_len": 9, "killed": [1, 2]},
-        {"rid": "b", "logical_len": 5, "killed": [0]},
-        {"rid": "a", "logical_len": 12, "killed": [7]},
+        {"rid": "a", "logical_len": 9, "evicted": [1, 2]},
+        {"rid": "b", "logical_len": 5, "evicted": [0]},
+        {"rid": "a", "logical_len": 12, "evicted": [7]},
     ]
     path = tmp_path / "trace"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     trace = read_trace(path)
     assert trace == {"a": [Eviction(9, (1, 2)), Eviction(12, (7,))], "b": [Eviction(5, (0,))]}
-    assert kills_of(trace["a"]) == {9: (1, 2), 12: (7,)}
+    assert evictions_of(trace["a"]) == {9: (1, 2), 12: (7,)}
 
 
 @pytest.mark.parametrize(
@@ -75,4 +75,4 @@ def test_the_trace_is_read_by_request(tmp_path: Path) -> None:
 )
 def test_a_trace_of_a_disturbed_run_is_refused(evictions: list[Eviction]) -> None:
     with pytest.raises(ValueError):
-        kills_of(evictions)
+        evictions_of(evictions)

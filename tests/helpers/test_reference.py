@@ -56,29 +56,29 @@ def test_the_best_continuation_shows_a_wrong_token(tiny: Reference) -> None:
 
 
 @pytest.mark.parametrize(
-    "kills",
+    "evictions",
     [None, {len(PROMPT): [0, 3]}, {4: [1], 9: [2, 7], 12: [8]}],
-    ids=["no kill", "after the prompt", "inside the prompt, twice later"],
+    ids=["no eviction", "after the prompt", "inside the prompt, twice later"],
 )
-def test_stepwise_kills_equal_one_masked_pass(
-    tiny: Reference, kills: dict[int, list[int]] | None
+def test_stepwise_evictions_equal_one_masked_pass(
+    tiny: Reference, evictions: dict[int, list[int]] | None
 ) -> None:
-    stepwise = tiny.greedy(PROMPT, COUNT, kills)
-    visible = visible_keys(len(PROMPT) + COUNT, kills)
+    stepwise = tiny.greedy(PROMPT, COUNT, evictions)
+    visible = visible_keys(len(PROMPT) + COUNT, evictions)
     expected = logprobs_in_one_pass(tiny, stepwise.tokens, visible)
     torch.testing.assert_close(stepwise.logprobs, expected, rtol=0, atol=2e-5)
 
 
-def test_a_kill_changes_later_steps_only(tiny: Reference) -> None:
+def test_a_eviction_changes_later_steps_only(tiny: Reference) -> None:
     step = len(PROMPT) + 2
-    plain, killed = tiny.greedy(PROMPT, COUNT), tiny.greedy(PROMPT, COUNT, {step: [0, 1, 2, 3]})
+    plain, evicted = tiny.greedy(PROMPT, COUNT), tiny.greedy(PROMPT, COUNT, {step: [0, 1, 2, 3]})
     before = step - len(PROMPT) + 1  # the query at `step` produces the token with this index
-    assert killed.logprobs[:before] == plain.logprobs[:before]
-    assert killed.logprobs[before] != pytest.approx(plain.logprobs[before], abs=1e-2)
+    assert evicted.logprobs[:before] == plain.logprobs[:before]
+    assert evicted.logprobs[before] != pytest.approx(plain.logprobs[before], abs=1e-2)
 
 
-def test_a_position_cannot_be_killed_before_it_exists() -> None:
-    with pytest.raises(ValueError, match="kill at query 3"):
+def test_a_position_cannot_be_evicted_before_it_exists() -> None:
+    with pytest.raises(ValueError, match="eviction at query 3"):
         visible_keys(8, {3: [3]})
 
 

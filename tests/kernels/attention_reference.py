@@ -52,10 +52,10 @@ def make_pool(
     return Pool(k=k.to(dtype), v=v.to(dtype), rows=rows)
 
 
-def kill_random(
+def evict_random(
     rows: torch.Tensor, spans: list[int], own_lens: list[int], *, share: float, seed: int = 0
 ) -> None:
-    """Zero a share of each row's prefix positions in place (dead tokens)."""
+    """Zero a share of each row's prefix positions in place (evicted tokens)."""
     gen = torch.Generator().manual_seed(seed)
     for lane, (span, own) in enumerate(zip(spans, own_lens, strict=True)):
         dead = torch.rand(span - own, generator=gen) < share

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.attention_reference import Pool, Shape, dense_attention, kill_random, make_pool
+from tests.kernels.attention_reference import Pool, Shape, dense_attention, evict_random, make_pool
 from vtoken_sglang.core.slot_map import build_slot_map
 from vtoken_sglang.kernels.cpu_attention import AttentionPlan, decode_attention, extend_attention
 from vtoken_sglang.kernels.cpu_scratch import Scratch
@@ -67,7 +67,7 @@ def check_extend(
     dtype: torch.dtype = torch.float32,
 ) -> None:
     pool = make_pool(spans, shape, page_size=page_size, dtype=dtype)
-    kill_random(pool.rows, spans, own_lens, share=share)
+    evict_random(pool.rows, spans, own_lens, share=share)
     q = random_q(sum(own_lens), shape, dtype)
     row_ids = list(range(1, len(spans) + 1))
     out = run_extend(q, pool, row_ids, spans, own_lens)
@@ -106,7 +106,7 @@ def test_extend_equals_dense(
 )
 def test_decode_equals_dense(spans: list[int], shape: Shape, page_size: int, share: float) -> None:
     pool = make_pool(spans, shape, page_size=page_size)
-    kill_random(pool.rows, spans, [1] * len(spans), share=share)
+    evict_random(pool.rows, spans, [1] * len(spans), share=share)
     q = random_q(len(spans), shape)
     row_ids = list(range(1, len(spans) + 1))
     out = run_decode(q, pool, row_ids, spans)
@@ -194,7 +194,7 @@ def test_dead_tokens_and_neighbour_slots_are_never_read() -> None:
     shape = Shape(q_heads=4, kv_heads=2)
     spans, own_lens = [150, 600], [1, 1]
     pool = make_pool(spans, shape)
-    kill_random(pool.rows, spans, own_lens, share=0.5)
+    evict_random(pool.rows, spans, own_lens, share=0.5)
     q = random_q(2, shape)
     before = run_decode(q, pool, [1, 2], spans)
     read = set(pool.rows.flatten().tolist()) - {0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.attention_reference import Shape, kill_random, make_pool
+from tests.kernels.attention_reference import Shape, evict_random, make_pool
 from vtoken_sglang.core.slot_map import build_slot_map
 from vtoken_sglang.kernels.cpu_attention import AttentionPlan, decode_attention
 from vtoken_sglang.kernels.cpu_scratch import Scratch
@@ -18,7 +18,7 @@ SCALING = 0.3
 def test_weights_are_the_softmax_over_live_keys(shape: Shape, spans: list[int]) -> None:
     torch.set_num_threads(1)
     pool = make_pool(spans, shape)
-    kill_random(pool.rows, spans, [1] * len(spans), share=0.3)
+    evict_random(pool.rows, spans, [1] * len(spans), share=0.3)
     generator = torch.Generator().manual_seed(3)
     q = torch.randn(len(spans), shape.q_heads, shape.qk_dim, generator=generator)
     row_ids = torch.arange(1, len(spans) + 1)

@@ -10,14 +10,18 @@ from vtoken_sglang.kernels.pack_slots import pack_slots
 
 
 def pack_by_loop(
-    rows: torch.Tensor, row_ids: list[int], spans: list[int], own_lens: list[int], drop_dead: bool
+    rows: torch.Tensor,
+    row_ids: list[int],
+    spans: list[int],
+    own_lens: list[int],
+    drop_evicted: bool,
 ) -> list[list[int]]:
     packed = []
     for row_id, span, own in zip(row_ids, spans, own_lens, strict=True):
         lane = []
         for pos in range(span):
             slot = int(rows[row_id, pos])
-            if slot != 0 or pos >= span - own or not drop_dead:
+            if slot != 0 or pos >= span - own or not drop_evicted:
                 lane.append(slot)
         packed.append(lane)
     return packed
@@ -45,16 +49,16 @@ def batches(draw: st.DrawFn) -> tuple[torch.Tensor, list[int], list[int], list[i
 @settings(deadline=None)
 @given(batches(), st.booleans())
 def test_pack_equals_loop(
-    batch: tuple[torch.Tensor, list[int], list[int], list[int]], drop_dead: bool
+    batch: tuple[torch.Tensor, list[int], list[int], list[int]], drop_evicted: bool
 ) -> None:
     rows, row_ids, spans, own_lens = batch
-    expected = pack_by_loop(rows, row_ids, spans, own_lens, drop_dead)
+    expected = pack_by_loop(rows, row_ids, spans, own_lens, drop_evicted)
     packed = pack_slots(
         rows,
         torch.tensor(row_ids, dtype=torch.int64),
         torch.tensor(spans, dtype=torch.int64),
         torch.tensor(own_lens, dtype=torch.int64),
-        drop_dead=drop_dead,
+        drop_evicted=drop_evicted,
     )
     assert packed.lens.tolist() == [len(lane) for lane in expected]
     assert packed.slots.tolist() == [slot for lane in expected for slot in lane]

@@ -1,4 +1,5 @@
-"""Every Triton kernel against its PyTorch twin, in Triton's interpreter, one process per kernel."""
+"""Every Triton kernel against its PyTorch reference, in Triton's interpreter, one process per
+kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def test_every_kernel_has_a_check() -> None:
 
 
 @pytest.mark.parametrize("path", CHECKS, ids=lambda path: path.stem)
-def test_kernel_equals_twin(path: Path) -> None:
+def test_kernel_equals_reference(path: Path) -> None:
     assert_passes(path)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.patches.conftest import digests, tree
 from vtoken_sglang import patch_writer, patching
-from vtoken_sglang.errors import SeamError
+from vtoken_sglang.errors import HookError
 from vtoken_sglang.patch_series import shipped_series
 from vtoken_sglang.patch_status import STAMP_NAME
 
@@ -28,7 +28,7 @@ def states(root: Path) -> list[str]:
 
 def test_apply_check_reverse(package: Path, released: Path) -> None:
     assert states(package) == ["pristine"] * 3
-    with pytest.raises(SeamError, match="not applied to sglang/srt/managers/scheduler.py") as error:
+    with pytest.raises(HookError, match="not applied to sglang/srt/managers/scheduler.py") as error:
         patching.check(package)
     assert error.value.remedy == "run `vtoken-sglang patch --apply`"
     assert patching.apply(package)
@@ -68,7 +68,7 @@ def test_check_wants_the_stamp_and_apply_repairs_it(package: Path, content: byte
     stamp.unlink()
     if content is not None:
         stamp.write_bytes(content)
-    with pytest.raises(SeamError, match="missing or names another series"):
+    with pytest.raises(HookError, match="missing or names another series"):
         patching.check(package)
     assert patching.apply(package)
     assert stamp.read_bytes() == whole
@@ -80,7 +80,7 @@ def test_a_stamp_left_by_a_reinstall_does_not_count(package: Path, released: Pat
     for path in patching.touched_files():
         (package / path).write_bytes((released / path).read_bytes())
     assert states(package) == ["pristine"] * 3
-    with pytest.raises(SeamError, match="patch is not applied"):
+    with pytest.raises(HookError, match="patch is not applied"):
         patching.check(package)
     assert patching.apply(package)
     patching.check(package)
@@ -94,9 +94,9 @@ def test_a_file_changed_by_someone_else_is_refused(action, applied: bool, packag
     expected = shipped_series().pristine_sha256[PLAN][:12]
     (package / PLAN).write_bytes((package / PLAN).read_bytes() + b"# mine\n")
     before, got = tree(package), digests(package)[PLAN][:12]
-    with pytest.raises(SeamError, match=rf"sglang/{PLAN} is modified.*{expected}.*{got}") as error:
+    with pytest.raises(HookError, match=rf"sglang/{PLAN} is modified.*{expected}.*{got}") as error:
         action(package)
-    assert error.value.seam == "plan-kv-lens"
+    assert error.value.hook == "plan-kv-lens"
     assert "reinstall sglang==0.5.23" in error.value.remedy
     assert tree(package) == before
 
@@ -106,7 +106,7 @@ def test_one_file_patched_and_one_changed_is_refused(package: Path) -> None:
     (package / SCHEDULER).write_text("nothing left\n")
     assert states(package) == ["modified", "applied", "applied"]
     for action in (patching.apply, patching.reverse):
-        with pytest.raises(SeamError, match=f"sglang/{SCHEDULER} is modified"):
+        with pytest.raises(HookError, match=f"sglang/{SCHEDULER} is modified"):
             action(package)
 
 
@@ -115,7 +115,7 @@ def test_a_missing_file_is_refused(package: Path) -> None:
     before = tree(package)
     assert states(package) == ["pristine", "pristine", "missing"]
     for action in (patching.check, patching.apply, patching.reverse):
-        with pytest.raises(SeamError, match=f"sglang/{PLAN} is missing.*got no file"):
+        with pytest.raises(HookError, match=f"sglang/{PLAN} is missing.*got no file"):
             action(package)
     assert tree(package) == before
 
@@ -125,7 +125,7 @@ def test_a_run_that_was_cut_off_is_completed(finish: str, package: Path, release
     patched = shipped_series().patch_content(PLAN, (package / PLAN).read_bytes())
     (package / PLAN).write_bytes(patched)
     assert states(package) == ["pristine", "pristine", "partial"]
-    with pytest.raises(SeamError, match=r"not applied to sglang/srt/managers/scheduler\.py"):
+    with pytest.raises(HookError, match=r"not applied to sglang/srt/managers/scheduler\.py"):
         patching.check(package)
     if finish == "apply":
         assert patching.apply(package)
@@ -144,22 +144,22 @@ def test_another_release_is_refused(version: str | None, package: Path) -> None:
         file.write_text(f"__version__ = version = '{version}'\n")
     before = tree(package)
     for action in (patching.check, patching.apply, patching.reverse):
-        with pytest.raises(SeamError, match=rf"{version or 'no sglang release'}.*not 0\.5\.23"):
+        with pytest.raises(HookError, match=rf"{version or 'no sglang release'}.*not 0\.5\.23"):
             action(package)
     assert tree(package) == before
 
 
-def test_a_hard_linked_twin_stays_as_released(package: Path, released: Path) -> None:
+def test_a_hard_linked_reference_stays_as_released(package: Path, released: Path) -> None:
     cache = package.parent / "cache"
     cache.mkdir()
-    twins = {path: cache / Path(path).name for path in patching.touched_files()}
-    for path, twin in twins.items():
-        os.link(package / path, twin)
+    references = {path: cache / Path(path).name for path in patching.touched_files()}
+    for path, reference in references.items():
+        os.link(package / path, reference)
     for action in (patching.apply, patching.reverse):
         assert action(package)
-        for path, twin in twins.items():
-            assert twin.read_bytes() == (released / path).read_bytes()
-            assert not twin.samefile(package / path)
+        for path, reference in references.items():
+            assert reference.read_bytes() == (released / path).read_bytes()
+            assert not reference.samefile(package / path)
 
 
 def test_file_modes_are_kept(package: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_failure_half_way_undoes_everything(
         replace(path, content)
 
     monkeypatch.setattr(patch_writer, "_replace", fail_once)
-    with pytest.raises(SeamError if isinstance(failure, OSError) else KeyboardInterrupt) as error:
+    with pytest.raises(HookError if isinstance(failure, OSError) else KeyboardInterrupt) as error:
         action(package)
     if isinstance(failure, OSError):
         assert "No space left on device); nothing was changed" in str(error.value)
@@ -207,7 +207,7 @@ def test_a_failed_swap_leaves_no_temporary_file(
         raise OSError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(SeamError, match="Operation not permitted"):
+    with pytest.raises(HookError, match="Operation not permitted"):
         patching.apply(package)
     assert tree(package) == before
 
@@ -223,7 +223,7 @@ def test_an_undo_that_fails_names_the_files(package: Path, monkeypatch: pytest.M
         replace(path, content)
 
     monkeypatch.setattr(patch_writer, "_replace", fail_from_third)
-    with pytest.raises(SeamError, match=r"could not put back .*schedule_batch\.py .*scheduler\.py"):
+    with pytest.raises(HookError, match=r"could not put back .*schedule_batch\.py .*scheduler\.py"):
         patching.apply(package)
 
 

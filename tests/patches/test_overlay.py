@@ -13,7 +13,7 @@ import pytest
 
 from tests.patches.conftest import digests
 from vtoken_sglang import patching
-from vtoken_sglang.errors import SeamError
+from vtoken_sglang.errors import HookError
 from vtoken_sglang.patch_series import shipped_series
 
 PROBE = Path(__file__).with_name("probe_patched.py")
@@ -79,14 +79,14 @@ def test_an_empty_folder_is_used_and_any_other_refused(full: Path, tmp_path: Pat
     link = tmp_path / "link"
     link.symlink_to(taken)
     for dest in (taken, taken / "note", link):
-        with pytest.raises(SeamError, match="is in use"):
+        with pytest.raises(HookError, match="is in use"):
             patching.stage_pristine_overlay(dest, full)
     assert (taken / "note").read_text() == "mine"
 
 
 def test_a_package_changed_by_someone_else_has_no_overlay(full: Path, tmp_path: Path) -> None:
     (full / "srt/managers/scheduler.py").write_text("mine\n")
-    with pytest.raises(SeamError, match="is modified"):
+    with pytest.raises(HookError, match="is modified"):
         patching.stage_pristine_overlay(tmp_path / "stock", full)
     assert not (tmp_path / "stock").exists()
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtoken_sglang.errors import SeamError
+from vtoken_sglang.errors import HookError
 from vtoken_sglang.patch_diff import parse_patch
 
 PATCH = b"""Subject: a change
@@ -47,7 +47,7 @@ def test_apply_and_reverse() -> None:
 )
 def test_a_file_that_differs_is_refused(content: bytes) -> None:
     _, (diff,) = parse_patch("p", PATCH)
-    with pytest.raises(SeamError, match=r"seam p: does not fit x\.py at line 1\b"):
+    with pytest.raises(HookError, match=r"hook p: does not fit x\.py at line 1\b"):
         diff.apply(content)
 
 
@@ -77,11 +77,11 @@ def test_every_other_byte_survives(rest: bytes) -> None:
 )
 def test_a_malformed_patch_is_refused(old: bytes, new: bytes) -> None:
     assert old in PATCH
-    with pytest.raises(SeamError, match="seam p: "):
+    with pytest.raises(HookError, match="hook p: "):
         parse_patch("p", PATCH.replace(old, new, 1))
 
 
 def test_a_file_named_twice_is_refused() -> None:
     diff = PATCH[PATCH.index(b"---") :]
-    with pytest.raises(SeamError, match="names a file twice"):
+    with pytest.raises(HookError, match="names a file twice"):
         parse_patch("p", PATCH + diff)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vtoken_sglang import SUPPORTED_SGLANG_VERSION, patching
-from vtoken_sglang.errors import SeamError
+from vtoken_sglang.errors import HookError
 from vtoken_sglang.patch_series import HEADER_FIELDS, Series, load_series, shipped_series
 
 MAX_CHANGED_LINES = 40
@@ -130,9 +130,9 @@ def test_a_broken_series_is_refused_by_name(defect: str, tmp_path: Path) -> None
     break_it, at_fault = BROKEN[defect]
     directory = _copy(tmp_path / "patches")
     break_it(directory)
-    with pytest.raises(SeamError) as refusal:
+    with pytest.raises(HookError) as refusal:
         load_series(directory)
-    assert refusal.value.seam == at_fault
+    assert refusal.value.hook == at_fault
 
 
 TAMPERED = {
@@ -149,7 +149,7 @@ def test_a_patch_that_does_not_fit_exactly_changes_nothing(
     directory = _copy(tmp_path / "patches")
     TAMPERED[defect](directory)
     before = {path: path.read_bytes() for path in package.rglob("*.py")}
-    with pytest.raises(SeamError, match=r"seam plan-kv-lens: does not fit sglang/srt/mem_cache"):
+    with pytest.raises(HookError, match=r"hook plan-kv-lens: does not fit sglang/srt/mem_cache"):
         patching.apply(package, load_series(directory))
     assert {path: path.read_bytes() for path in package.rglob("*.py")} == before
     assert not (package / ".vtoken_patches.json").exists()
@@ -168,8 +168,8 @@ def test_files_patched_by_another_series_are_refused(package: Path, tmp_path: Pa
     file = package / "srt/model_executor/forward_batch_info.py"
     got = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
     for action in (patching.check, patching.apply, patching.reverse):
-        with pytest.raises(SeamError, match=f"got {got}; .*another version") as refusal:
+        with pytest.raises(HookError, match=f"got {got}; .*another version") as refusal:
             action(package)
-        assert refusal.value.seam == "plan-kv-lens"
+        assert refusal.value.hook == "plan-kv-lens"
     assert patching.reverse(package, other)
     assert patching.apply(package)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.policy.matrix import make_view
-from vtoken_sglang.config import RequestOptions, VTokenConfig
+from vtoken_sglang.options import RequestOptions, VTokenConfig
+from vtoken_sglang.policy.eviction import choose_evicted
 from vtoken_sglang.policy.registry import load_policy
-from vtoken_sglang.policy.victims import choose_victims
 
 
 def options_for(policy: str, **values: int | float) -> RequestOptions:
@@ -23,14 +23,14 @@ def run_to(logical_len: int, step: int, options: RequestOptions) -> set[int]:
     for start in range(0, logical_len, step):
         end = min(start + step, logical_len)
         live += range(start, end)
-        victims = choose_victims(
+        evicted = choose_evicted(
             policy,
             live_positions=np.array(live, dtype=np.int64),
             logical_len=end,
             options=options,
             eligible_below=end,
         )
-        live = sorted(set(live) - set(victims.tolist()))
+        live = sorted(set(live) - set(evicted.tolist()))
     return set(live)
 
 
@@ -79,9 +79,9 @@ def test_random_score_of_a_position_depends_on_nothing_else() -> None:
     assert not torch.equal(dense, policy.score(make_view(list(range(500)), 500, 10)))
 
 
-def test_random_spreads_its_kills() -> None:
-    """The mean killed position of 1024 of 4096 stays within 5 standard errors of the middle."""
+def test_random_spreads_its_evictions() -> None:
+    """The mean evicted position of 1024 of 4096 stays within 5 standard errors of the middle."""
     options = options_for("random", budget=3072, sink=0, recent=0)
-    killed = np.array(sorted(set(range(4096)) - run_to(4096, 4096, options)))
-    standard_error = 4096 / np.sqrt(12 * len(killed))
-    assert abs(killed.mean() - 2047.5) < 5 * standard_error
+    evicted = np.array(sorted(set(range(4096)) - run_to(4096, 4096, options)))
+    standard_error = 4096 / np.sqrt(12 * len(evicted))
+    assert abs(evicted.mean() - 2047.5) < 5 * standard_error

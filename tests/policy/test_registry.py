@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from tests.policy.matrix import SHAPES, check_policy, make_view
-from vtoken_sglang.config import RequestOptions, VTokenConfig
 from vtoken_sglang.errors import ConfigError
+from vtoken_sglang.options import RequestOptions, VTokenConfig
+from vtoken_sglang.policy.eviction import choose_evicted
 from vtoken_sglang.policy.names import BUILT_IN, ENTRY_POINT_GROUP, policy_targets
 from vtoken_sglang.policy.registry import (
     available,
@@ -18,7 +19,6 @@ from vtoken_sglang.policy.registry import (
     describe_policies,
     load_policy,
 )
-from vtoken_sglang.policy.victims import choose_victims
 
 MODULE = '''
 """Keeps old tokens."""
@@ -48,7 +48,7 @@ class CannotSay(OldestFirst):
 
 class NoWindow(OldestFirst):
     def observation(self):
-        return Observation(Gather.RARELY)
+        return Observation(Gather.BELOW_UNIFORM)
 
 class SaysNonsense(OldestFirst):
     def observation(self):
@@ -113,14 +113,14 @@ def test_third_party_policy_installs_without_touching_the_project(install: Insta
     policy = load_policy("oldest_first")
     for positions, logical_len in SHAPES:
         check_policy(policy, make_view(positions, logical_len))
-    victims = choose_victims(
+    evicted = choose_evicted(
         policy,
         live_positions=np.arange(100),
         logical_len=100,
         options=RequestOptions.resolve(config, None),
         eligible_below=100,
     )
-    assert victims.tolist() == list(range(42, 92))
+    assert evicted.tolist() == list(range(42, 92))
     (info,) = [info for info in available() if info.name == "oldest_first"]
     assert not info.built_in
     assert info.parameters == (("slope", "2.0"),)

@@ -10,10 +10,10 @@ from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
-from vtoken_sglang_eval.eager_attention import EagerReference, expected_victims, unexplained
+from vtoken_sglang_eval.eager_attention import EagerReference, expected_evicted, unexplained
 from vtoken_sglang_eval.policy_reference import SCORES, Observed
 
-from tests.helpers.masked_reference import Trace, kills_of, read_trace
+from tests.helpers.masked_reference import Trace, evictions_of, read_trace
 from tests.helpers.server import PRODUCT, ServerProcess
 from tests.served.configurations import POOL_FLAGS, STRICT_CHECKS, Configuration
 from tests.served.mix import Answer, Case, Mix, run_mix
@@ -75,7 +75,7 @@ def serve_policies(
     return PolicyRun(answers, read_trace(trace), state["vtoken"], text, responses)
 
 
-def check_kills(
+def check_evictions(
     reference: EagerReference,
     case: Case,
     run: PolicyRun,
@@ -100,7 +100,7 @@ def check_kills(
         length, open_page = eviction.logical_len, None
         if chunk is not None and length < len(case.prompt):
             open_page = last_chunk_start(cached, length, chunk)
-        choice = expected_victims(
+        choice = expected_evicted(
             SCORES[options["policy"]](seen, length),
             [pos for pos in range(length) if pos not in dead],
             length=length,
@@ -110,9 +110,9 @@ def check_kills(
             page_size=page_size,
             eligible_below=open_page,
         )
-        found = unexplained(choice, eviction.killed, TOLERANCE[options["policy"]])
+        found = unexplained(choice, eviction.evicted, TOLERANCE[options["policy"]])
         lines += [f"{case.name} at {length}: {line}" for line in found]
-        dead.update(eviction.killed)
+        dead.update(eviction.evicted)
     return lines
 
 
@@ -128,10 +128,10 @@ def observe(
     """The plain model's attention over a request and its answer, under its evictions."""
     answer = run.answers[case.name]
     ids = [*case.prompt, *answer.tokens]
-    kills = kills_of(run.trace.get(case.name, []))
+    evictions = evictions_of(run.trace.get(case.name, []))
     return reference.observe(
         ids,
-        {query: dead for query, dead in kills.items() if query < len(ids)},
+        {query: dead for query, dead in evictions.items() if query < len(ids)},
         first_query=answer.cached,
         last_chunk=(last_chunk_start(answer.cached, len(case.prompt), chunk), len(case.prompt)),
         layers=layers,

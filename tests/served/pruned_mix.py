@@ -37,7 +37,7 @@ The clock in the hall runs again: it wanted only a drop of oil and a new key, nu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """How a server treats the memory of dead tokens."""
+    """How a server treats the memory of evicted tokens."""
 
     arm: str
     copy: str = "async"
@@ -65,8 +65,8 @@ class PrunedRun:
     long_peak: int
     log: str
 
-    def killed(self, name: str) -> int:
-        return sum(len(eviction.killed) for eviction in self.trace.get(name, ()))
+    def evicted(self, name: str) -> int:
+        return sum(len(eviction.evicted) for eviction in self.trace.get(name, ()))
 
 
 def pruned_case(name: str, prompt: list[int], count: int, **options: Any) -> Case:
@@ -154,4 +154,4 @@ def same_evictions(left: Trace, right: Trace) -> list[str]:
 
 
 def _summary(evictions: list[Eviction]) -> str:
-    return ", ".join(f"{len(e.killed)} at {e.logical_len}" for e in evictions) or "none"
+    return ", ".join(f"{len(e.evicted)} at {e.logical_len}" for e in evictions) or "none"

@@ -19,7 +19,7 @@ from tests.helpers.server import (
 )
 from tests.served.configurations import POOL_FLAGS, STRICT_CHECKS
 from vtoken_sglang import patching
-from vtoken_sglang.engine.seams import LAUNCHER_SEAMS, SCHEDULER_SEAMS
+from vtoken_sglang.engine.plugin.hook import LAUNCHER_HOOKS, SCHEDULER_HOOKS
 
 pytestmark = pytest.mark.server
 
@@ -113,22 +113,22 @@ def test_sglang_without_our_patches(refuse: Refuse, tmp_path: Path, entry: Seque
     environment = {"PYTHONPATH": str(overlay)}
     line = our_line(refuse("--vtoken-policy", "none", entry=entry, environment=environment))
     first = patching.status(overlay / "sglang")[0]
-    assert f"seam {first.name}: patch is not applied to sglang/{first.files[0].path}" in line
+    assert f"hook {first.name}: patch is not applied to sglang/{first.files[0].path}" in line
     assert "Remedy: run `vtoken-sglang patch --apply`" in line
 
 
 @pytest.mark.parametrize(
-    ("entry", "seam"),
+    ("entry", "hook"),
     [(PRODUCT, "row-release"), (STOCK, "cli-flags")],
     ids=["vtoken-sglang", "launch_server"],
 )
-def test_sglang_changed_at_a_seam(
-    refuse: Refuse, tmp_path: Path, entry: Sequence[str], seam: str
+def test_sglang_changed_at_a_hook(
+    refuse: Refuse, tmp_path: Path, entry: Sequence[str], hook: str
 ) -> None:
     """A file of the scheduler's and one of the launcher's, which no patch of ours owns."""
     overlay = patching.stage_pristine_overlay(tmp_path / "changed")
     patching.apply(overlay / "sglang")
-    (source,) = {found.source for found in LAUNCHER_SEAMS + SCHEDULER_SEAMS if found.name == seam}
+    (source,) = {found.source for found in LAUNCHER_HOOKS + SCHEDULER_HOOKS if found.name == hook}
     changed = overlay / "sglang" / source
     content = changed.read_bytes()
     changed.unlink()  # a link to the installed file

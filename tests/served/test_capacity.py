@@ -91,8 +91,8 @@ def test_a_request_outgrows_the_pool_and_others_do_not_notice(
 
 
 def storm(count: int, seed: int) -> list[dict[str, Any]]:
-    """Requests whose pruning lags: rare looks, scattered kills, prompts of every length, a third of
-    them on a few shared prefixes, some not pruned at all, some longer than the pool."""
+    """Requests whose pruning lags: rare looks, scattered evictions, prompts of every length, a
+    third of them on a few shared prefixes, some not pruned at all, some longer than the pool."""
     draw = random.Random(seed)
     prefixes = [prompt(96, seed + n) for n in range(3)]
     found = []
@@ -160,9 +160,9 @@ def test_reclaim_comes_before_retraction(model_path: Path, tmp_path: Path) -> No
     off = counted(model_path, tmp_path / "off.log", "--vtoken-shortage", "retract")
     on = counted(model_path, tmp_path / "on.log")
     assert off["retractions"] > 0
-    assert off["early_looks"] == 0
+    assert off["early_evictions"] == 0
     assert on["retractions"] == 0
-    assert on["early_looks"] > 0
+    assert on["early_evictions"] > 0
 
 
 @pytest.mark.slow

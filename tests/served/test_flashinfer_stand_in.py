@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.masked_reference import kills_of, masked_continuation, read_trace
+from tests.helpers.masked_reference import evictions_of, masked_continuation, read_trace
 from tests.helpers.reference import Reference
 from tests.helpers.server import PRODUCT, ServerProcess
 from tests.helpers.server_log import complaints
@@ -54,14 +54,14 @@ def test_answers_equal_transformers_with_the_same_tokens_masked(
         answers = run_mix(server, mix) | run_mix(server, Mix([long], [], [], []))
         (state,) = server.get("/server_info").json()["internal_states"]
     assert SERVED in log.read_text("utf-8")
-    assert state["vtoken"]["killed_tokens"] > 1000
+    assert state["vtoken"]["evicted_tokens"] > 1000
     assert (state["vtoken"]["moved_tokens"] > 0) == (configuration.page_size > 1)
 
-    killed, lines = read_trace(trace), []
+    evicted, lines = read_trace(trace), []
     for case in [*mix.cases(), long]:
         answer = answers[case.name]
-        kills = kills_of(killed.get(case.name, []))
-        best = masked_continuation(reference, case.prompt, answer.tokens, kills)
+        evictions = evictions_of(evicted.get(case.name, []))
+        best = masked_continuation(reference, case.prompt, answer.tokens, evictions)
         if answer.tokens != best.tokens:
             lines.append(f"{case.name}: {answer.tokens} != {best.tokens}, gaps {best.margins}")
             continue

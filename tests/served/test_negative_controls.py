@@ -1,4 +1,4 @@
-"""SGLang's own checkers really watch what the seams protect: take one away, and they fire.
+"""SGLang's own checkers really watch what the hooks protect: take one away, and they fire.
 
 The product has no switch for this. A plugin that only these tests install breaks one method in
 the server's processes, and the same request that is otherwise served well brings it down.
@@ -52,9 +52,15 @@ class Sabotage:
 
 SABOTAGES = (
     Sabotage(
-        "vtoken_sglang.engine.runtime", "Runtime", "_account_all", "pass", "Full Pool Mem Leak"
+        "vtoken_sglang.engine.runtime.runtime",
+        "Runtime",
+        "_account_all",
+        "pass",
+        "Full Pool Mem Leak",
     ),
-    Sabotage("vtoken_sglang.engine.runtime", "Runtime", "owns", "return False", "in free_segment"),
+    Sabotage(
+        "vtoken_sglang.engine.runtime.runtime", "Runtime", "owns", "return False", "in free_segment"
+    ),
     Sabotage("vtoken_sglang.core.rows", "RequestRows", "zero", "pass", "KV page use-after-free"),
 )
 

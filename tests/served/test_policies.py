@@ -1,4 +1,4 @@
-"""The served engine kills exactly the tokens that the plain model's attention says must go."""
+"""The served engine evictions exactly the tokens that the plain model's attention says must go."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from vtoken_sglang_eval.eager_attention import EagerReference
 from vtoken_sglang_eval.policy_reference import SCORES
 
 from tests.helpers.installed_package import install_into
-from tests.helpers.masked_reference import kills_of, masked_continuation
+from tests.helpers.masked_reference import evictions_of, masked_continuation
 from tests.helpers.reference import Reference
 from tests.helpers.server_log import complaints
 from tests.served.configurations import Configuration
 from tests.served.mix import Case
-from tests.served.policy_runs import PolicyRun, check_kills, policy_case, serve_policies
+from tests.served.policy_runs import PolicyRun, check_evictions, policy_case, serve_policies
 from tests.served.pruned_mix import long_text
 
 pytestmark = pytest.mark.server
@@ -114,7 +114,11 @@ REFUSED: list[tuple[object, str, str]] = [
     ({"keep": "half"}, "vtoken.keep: must be of type float", "half"),
     ({"keep": 1.5}, "vtoken.keep: must be above 0.0 and at most 1.0", "1.5"),
     ({"policy": "h3o"}, "vtoken.policy: must be an installed policy", "h3o"),
-    ({"seed_scores": "maybe"}, "vtoken.seed_scores: must be one of on, off", "maybe"),
+    (
+        {"reuse_prefix_scores": "maybe"},
+        "vtoken.reuse_prefix_scores: must be one of on, off",
+        "maybe",
+    ),
     ({"observe_every": 2}, "vtoken.observe_every: is not an option", "2"),
 ]
 
@@ -154,23 +158,25 @@ def eager(model_path: Path) -> EagerReference:
 def test_kept_sets_are_the_plain_models(
     run: PolicyRun, cases: dict[str, Case], eager: EagerReference, name: str
 ) -> None:
-    assert check_kills(eager, cases[name], run, page_size=16, chunk=64) == []
+    assert check_evictions(eager, cases[name], run, page_size=16, chunk=64) == []
     assert len(run.trace[name]) >= 4
 
 
-def test_answers_equal_transformers_with_the_killed_tokens_masked(
+def test_answers_equal_transformers_with_the_evicted_tokens_masked(
     run: PolicyRun, cases: dict[str, Case], reference: Reference
 ) -> None:
     for name, case in cases.items():
         answer = run.answers[name]
-        best = masked_continuation(reference, case.prompt, answer.tokens, kills_of(run.trace[name]))
+        best = masked_continuation(
+            reference, case.prompt, answer.tokens, evictions_of(run.trace[name])
+        )
         assert answer.tokens == best.tokens, name
 
 
 def test_a_third_partys_policy_is_served_without_touching_the_project(run: PolicyRun) -> None:
-    killed = [pos for eviction in run.trace[THIRD_PARTY] for pos in eviction.killed]
-    assert killed
-    assert all(pos % 2 for pos in run.trace[THIRD_PARTY][0].killed)
+    evicted = [pos for eviction in run.trace[THIRD_PARTY] for pos in eviction.evicted]
+    assert evicted
+    assert all(pos % 2 for pos in run.trace[THIRD_PARTY][0].evicted)
 
 
 @pytest.mark.parametrize("kind", PATHS)
@@ -180,9 +186,9 @@ def test_a_request_chooses_its_policy_through_the_openai_endpoints(
     status, body = run.responses[f"good {kind}"]
     assert status == 200, body
     trace = run.trace[f"good {kind}"]
-    assert sum(len(eviction.killed) for eviction in trace) > 20
+    assert sum(len(eviction.evicted) for eviction in trace) > 20
     # The server's own policy, streaming_llm, would have taken the oldest behind the sinks.
-    first = list(trace[0].killed)
+    first = list(trace[0].evicted)
     assert first != list(range(4, 4 + len(first)))
 
 

@@ -17,7 +17,7 @@ from tests.served.configurations import Configuration
 from tests.served.mix import Case
 from tests.served.policy_runs import (
     PolicyRun,
-    check_kills,
+    check_evictions,
     observe,
     policy_case,
     serve_policies,
@@ -102,7 +102,7 @@ def test_a_cached_prefix_starts_from_what_the_last_to_compute_it_gathered(
             seeds = "off" if kind == "off" else "on"
             prompt = [*prefix, *text[ending : ending + 35]]
             name = f"{policy} {kind}"
-            cases[name] = policy_case(name, prompt, 24, policy, seed_scores=seeds)
+            cases[name] = policy_case(name, prompt, 24, policy, reuse_prefix_scores=seeds)
     run = serve_policies(BUSY, list(cases.values()), model_path, tmp_path)
     for policy in ("h2o", "scissorhands"):
         first = observe(eager, cases[f"{policy} first"], run, chunk=64)
@@ -112,10 +112,10 @@ def test_a_cached_prefix_starts_from_what_the_last_to_compute_it_gathered(
             case = cases[f"{policy} {kind}"]
             assert run.answers[case.name].cached == 112
             started = seed if kind == "on" else None
-            lines = check_kills(eager, case, run, page_size=16, chunk=64, seed=started)
+            lines = check_evictions(eager, case, run, page_size=16, chunk=64, seed=started)
             assert lines == [], case.name
             other = None if kind == "on" else seed
-            wrong = check_kills(eager, case, run, page_size=16, chunk=64, seed=other)
+            wrong = check_evictions(eager, case, run, page_size=16, chunk=64, seed=other)
             assert wrong != [], f"{case.name}: the seed changes nothing here"
     assert complaints(run.log) == []
 
@@ -138,7 +138,7 @@ def test_kept_sets_are_the_plain_models(
 
 
 def check(eager: EagerReference, case: Case, run: PolicyRun, setting: Setting) -> list[str]:
-    return check_kills(
+    return check_evictions(
         eager,
         case,
         run,

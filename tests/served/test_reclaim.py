@@ -1,4 +1,5 @@
-"""Kills reclaimed and repacked answer like kills merely masked, here and in transformers."""
+"""Evictions reclaimed and repacked answer like evictions merely masked, here and in
+transformers."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.masked_reference import kills_of, masked_continuation
+from tests.helpers.masked_reference import evictions_of, masked_continuation
 from tests.helpers.reference import Reference
 from tests.helpers.server_log import complaints
 from tests.served.comparisons import LOGPROB_TOLERANCE
@@ -84,7 +85,7 @@ every_run = pytest.mark.parametrize(("configuration", "arm"), ALL, ids=str)
 
 
 @both_arms
-def test_both_arms_kill_the_same_tokens(
+def test_both_arms_eviction_the_same_tokens(
     serve: Serve, configuration: Configuration, arm: Arm
 ) -> None:
     masked, reclaimed = serve(configuration, NAIVE), serve(configuration, arm)
@@ -125,8 +126,8 @@ def test_answers_equal_transformers_with_the_traced_pairs_masked(
     lines: list[str] = []
     for case in [*pruned_mix.cases(), long]:
         answer = run.answers[case.name]
-        kills = kills_of(run.trace.get(case.name, []))
-        best = masked_continuation(reference, case.prompt, answer.tokens, kills)
+        evictions = evictions_of(run.trace.get(case.name, []))
+        best = masked_continuation(reference, case.prompt, answer.tokens, evictions)
         if answer.tokens != best.tokens or len(answer.tokens) != case.count:
             lines.append(f"{case.name}: {answer.tokens} != {best.tokens}, gaps {best.margins}")
             continue
@@ -147,14 +148,14 @@ def test_every_request_was_pruned_as_it_asked(
         if options["policy"] == "none":
             assert evictions == [], case.name
             continue
-        assert run.killed(case.name) > 0, case.name
+        assert run.evicted(case.name) > 0, case.name
         if options.get("shared") == "skip":
             protected = run.answers[case.name].cached
-            lowest = min(min(e.killed) for e in evictions)
+            lowest = min(min(e.evicted) for e in evictions)
             assert lowest >= protected > 0 or not configuration.radix, case.name
     masked = run.trace["shared prefix, masked"]
     if configuration.radix:
-        assert min(masked[0].killed) < run.answers["shared prefix, masked"].cached
+        assert min(masked[0].evicted) < run.answers["shared prefix, masked"].cached
 
 
 @every_run
@@ -162,7 +163,7 @@ def test_memory_was_given_back_by_the_reclaiming_arm_only(
     serve: Serve, configuration: Configuration, arm: Arm
 ) -> None:
     state = serve(configuration, arm).state
-    assert state["killed_tokens"] > 800
+    assert state["evicted_tokens"] > 800
     assert state["dropped_plans"] == 0
     assert (state["freed_pages"] > 0) == (arm != NAIVE)
     # A copy-on-write fork counts as a repack; at page size 1 nothing else ever moves.

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.helpers.masked_reference import Trace, kills_of, read_trace
+from tests.helpers.masked_reference import Trace, evictions_of, read_trace
 from tests.helpers.reference import Reference
 from tests.helpers.server import PRODUCT, ServerProcess
 from tests.helpers.server_log import complaints
@@ -114,8 +114,8 @@ def test_chat_completions_take_options(
     evictions = seen.trace.get(rid, [])
     assert bool(evictions) == (rid != "chat, none")
     if rid == "chat, own options":
-        assert evictions[0].killed[0] == 4  # the oldest after the sinks: the window, not at random
-    best = reference.greedy(encode_chat(CHAT), CHAT_TOKENS, kills_of(evictions))
+        assert evictions[0].evicted[0] == 4  # the oldest after the sinks: the window, not at random
+    best = reference.greedy(encode_chat(CHAT), CHAT_TOKENS, evictions_of(evictions))
     text = reference.tokenizer.decode(best.tokens, skip_special_tokens=True)
     assert seen.chats[rid] == text
 

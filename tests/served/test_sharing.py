@@ -1,7 +1,7 @@
 """Sharers of one prefix under every strategy, on a pool too small for all of them and the cache.
 
-All strategies decide the same kills, so `mask`, `cow` and `auto` must answer alike; whatever they
-do, an unpruned request over the same prefix must answer as on a server that never prunes.
+All strategies decide the same evictions, so `mask`, `cow` and `auto` must answer alike; whatever
+they do, an unpruned request over the same prefix must answer as on a server that never prunes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.served.test_soak import gauge
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
-SAME_KILLS = ("mask", "cow", "auto")
+SAME_EVICTIONS = ("mask", "cow", "auto")
 # Requests together may be batched differently from run to run and round differently then.
 BATCHED_TOLERANCE = 1e-4
 POOL = 2048
@@ -77,7 +77,7 @@ def prompts(reference: Reference) -> SharingPrompts:
 
 # `skip` once: what it leaves alone does not depend on the page size. Both of SGLang's tree cores.
 PYTHON_CORE = {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}
-RUNS = [(16, ("skip", *SAME_KILLS), {}), (1, SAME_KILLS, PYTHON_CORE)]
+RUNS = [(16, ("skip", *SAME_EVICTIONS), {}), (1, SAME_EVICTIONS, PYTHON_CORE)]
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=["P16", "P1-python-core"])
@@ -141,15 +141,15 @@ def difference(left: Answer, right: Answer, tolerance: float) -> str:
     return f"log-probabilities differ by {gap:.1e}" if gap > tolerance else ""
 
 
-def test_strategies_decide_the_same_kills(run: SharingRun, prompts: SharingPrompts) -> None:
+def test_strategies_decide_the_same_evictions(run: SharingRun, prompts: SharingPrompts) -> None:
     for name in [*map(str, range(SHARERS)), *LONE]:
-        kills = [run.trace[f"{strategy} {name}"] for strategy in SAME_KILLS]
-        assert kills[0]
-        assert kills.count(kills[0]) == len(kills), name
+        evictions = [run.trace[f"{strategy} {name}"] for strategy in SAME_EVICTIONS]
+        assert evictions[0]
+        assert evictions.count(evictions[0]) == len(evictions), name
     for at, prompt in enumerate(prompts.sharers):
         shared = len(prompt) // run.page_size * run.page_size
-        masked = [pos for e in run.trace[f"mask {at}"] for pos in e.killed if pos >= shared]
-        skipped = [pos for e in run.trace.get(f"skip {at}", []) for pos in e.killed]
+        masked = [pos for e in run.trace[f"mask {at}"] for pos in e.evicted if pos >= shared]
+        skipped = [pos for e in run.trace.get(f"skip {at}", []) for pos in e.evicted]
         assert skipped == masked or "skip" not in run.rounds
 
 
@@ -195,7 +195,7 @@ def test_the_tree_had_to_evict_and_the_storm_forked(run: SharingRun) -> None:
 def test_lone_requests_hit_the_prefix(run: SharingRun) -> None:
     """Of these one has a hit longer than its budget, two are prefilled in chunks behind it."""
     hit = PREFIX // run.page_size * run.page_size
-    for strategy in SAME_KILLS:
+    for strategy in SAME_EVICTIONS:
         cached = {name: answer.cached for name, answer in run.rounds[strategy].lone.items()}
         assert cached.pop("chunked, private") > hit, "its prompt was published by the one before"
         assert cached == dict.fromkeys(LONE[:3], hit), strategy

@@ -1,4 +1,4 @@
-"""Whether a finished copy may be flipped in, and the flip itself.
+"""Whether a finished copy may be committed in, and the commit itself.
 
 Row entries, counts and ledger change together, for one request, between two forwards. A plan that
 no longer fits its row is refused with StalePlanError and changes nothing: the caller gives it up
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from vtoken_sglang.core.fence import Fence
-from vtoken_sglang.core.ids import Generation, Int64Array, Row
 from vtoken_sglang.core.plan import RepackPlan
 from vtoken_sglang.core.row_hash import row_hashes
 from vtoken_sglang.core.rows import RequestRows
 from vtoken_sglang.core.token_table import TokenTable
+from vtoken_sglang.core.types import Generation, Int64Array, Row
 from vtoken_sglang.errors import StalePlanError, VTokenError
 
 Identity: TypeAlias = Callable[[Row], tuple[Generation, object]]
@@ -109,8 +109,8 @@ class RowWrites:
         return len(positions)
 
 
-def flip(plan: RepackPlan, table: TokenTable, writes: RowWrites) -> Int64Array:
-    """Flip one row: host state now, its row entries into `writes`. Returns the pages set free.
+def commit(plan: RepackPlan, table: TokenTable, writes: RowWrites) -> Int64Array:
+    """Commit one row: host state now, its row entries into `writes`. Returns the pages set free.
 
     Raises StalePlanError, having changed nothing, if a live token is not at its source.
     """

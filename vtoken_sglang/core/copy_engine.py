@@ -1,7 +1,7 @@
 """Copy engines: move K/V rows beside the scheduler, and say when it is over.
 
 `submit` never blocks on the copy (except SyncCopyEngine, the ablation). The sources are sealed:
-nobody writes them until the flip. The destinations are held: nobody else touches them until the
+nobody writes them until the commit. The destinations are held: nobody else touches them until the
 fence has passed. So a copy races with nothing, as long as it starts after the last launched
 forward, which may still write (an overshoot of a finished request) or read the pages that were
 just handed out as destinations. On a CPU every forward is over before the scheduler goes on.
@@ -16,7 +16,7 @@ import torch
 
 from vtoken_sglang.core.faults import CopyFailedError
 from vtoken_sglang.core.fence import DoneFence, Fence, ThreadFence
-from vtoken_sglang.core.ids import Int64Array
+from vtoken_sglang.core.types import Int64Array
 from vtoken_sglang.kernels.copy_slots import copy_slots
 
 CopyFunction: TypeAlias = Callable[[Sequence[torch.Tensor], torch.Tensor, torch.Tensor], None]

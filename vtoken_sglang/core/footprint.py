@@ -4,7 +4,7 @@ A request of logical length L, pruned by a rule, holds in private pages at most
 
     bound(L) = page_ceil( max(target(L), protected) / (1 - waste) + interval ) + page
 
-tokens between two looks for victims, and never more than L: the live tokens its policy aims at,
+tokens between two looks for evicted, and never more than L: the live tokens its policy aims at,
 spread over pages of which `waste` is dead, what it grows by until the next look, and the open page.
 Everything that is not reclaimed is charged in full: pages that the radix tree owns and this request
 keeps locked, chunks of a prompt that may not be pruned yet, and a request that is not pruned.
@@ -163,7 +163,7 @@ def fits_published(rule: PruneRule, case: Prefill, capacity: int) -> bool:
     return least <= capacity
 
 
-def most_length(rule: PruneRule, capacity: int, limit: int) -> int:
+def max_length(rule: PruneRule, capacity: int, limit: int) -> int:
     """The largest logical length up to `limit` that `fits_private`; 0 when none does."""
     low, high = 0, limit
     while low < high:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vtoken_sglang.core.ids import Int32Array, Int64Array, IntArray
 from vtoken_sglang.core.plan import RepackPlan
 from vtoken_sglang.core.rows import RequestRows
 from vtoken_sglang.core.token_table import TokenTable
+from vtoken_sglang.core.types import Int32Array, Int64Array, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +25,13 @@ class Holdings:
         tables: of all pruned requests, page ids read.
         pending: plans whose copy was submitted.
         orphans: destination pages (int64) of copies whose plan was given up.
-        dead_counts: int32 [num_rows], what the reclaimer publishes.
+        evicted_counts: int32 [num_rows], what the reclaimer publishes.
     """
 
     tables: Sequence[TokenTable]
     pending: Sequence[RepackPlan]
     orphans: Sequence[Int64Array]
-    dead_counts: Int32Array
+    evicted_counts: Int32Array
 
 
 def find_violations(
@@ -46,7 +46,7 @@ def find_violations(
     found = _conservation(holdings, free_pages, other_pages, total_pages)
     for table in holdings.tables:
         found += _mapping(table, rows)
-        found += _counts(table, holdings.dead_counts)
+        found += _counts(table, holdings.evicted_counts)
     return found
 
 
@@ -109,7 +109,7 @@ def _mapping(table: TokenTable, rows: RequestRows) -> list[str]:
     return found
 
 
-def _counts(table: TokenTable, dead_counts: Int32Array) -> list[str]:
+def _counts(table: TokenTable, evicted_counts: Int32Array) -> list[str]:
     name, ledger = f"row {table.row}", table.ledger
     found: list[str] = []
     held = ledger.held_codes()
@@ -123,10 +123,10 @@ def _counts(table: TokenTable, dead_counts: Int32Array) -> list[str]:
     for code in held[in_page[ledger.page[held]] != ledger.live[held]].tolist():
         page, live = int(ledger.page[code]), int(ledger.live[code])
         found.append(f"{name}: page {page} counts {live} live, has {in_page[page]}")
-    sealed = held[held < ledger.sealed_home]
+    sealed = held[held < ledger.sealed_original]
     sums = {
-        "dead": (table.dead, int((~alive).sum())),
-        "published dead": (int(dead_counts[table.row]), table.dead),
+        "dead": (table.evicted, int((~alive).sum())),
+        "published dead": (int(evicted_counts[table.row]), table.evicted),
         "live_tokens": (ledger.live_tokens, recounted),
         "pages_held": (ledger.pages_held, len(held)),
         "sealed_pages": (ledger.sealed_pages, len(sealed)),

@@ -1,10 +1,10 @@
 """The pages one pruned request privately holds, and how many live tokens are in each.
 
-From the first kill on this ledger, not the row, says what the request must give back. A page has
-a `code` (see `ids.py`): the engine's own pages are numbered 0, 1, 2, ... in position order
-("home"), pages filled by a repack -1, -2, ... ("packed"). Both kinds share the same arrays: numpy
-reads a negative index from the end, so home pages grow from the front and packed pages from the
-back, and `live[codes]` works for any mix.
+From the first eviction on this ledger, not the row, says what the request must give back. A page
+has a `code` (see `ids.py`): the engine's own pages are numbered 0, 1, 2, ... in position order
+("original"), pages filled by a repack -1, -2, ... ("compacted"). Both kinds share the same arrays:
+numpy reads a negative index from the end, so original pages grow from the front and compacted pages
+from the back, and `live[codes]` works for any mix.
 
 Every count is kept up to date by the change that alters it; nothing here ever walks all pages.
 """
@@ -15,11 +15,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from vtoken_sglang.core.ids import Int32Array, Int64Array, IntArray
+from vtoken_sglang.core.types import Int32Array, Int64Array, IntArray
 from vtoken_sglang.errors import InvariantError
 
 UNREAD: Final = -1
-"""Page id of a home page the engine has allocated but that was not read from the row yet."""
+"""Page id of a original page the engine has allocated but that was not read from the row yet."""
 _GONE: Final = 0
 _TOUCHED: Final = 1
 _RESERVED: Final = 2
@@ -33,31 +33,31 @@ class PageLedger:
     Fields:
         page: int32 [capacity], page id per code; 0 = not held, UNREAD = held, id not read yet.
         live: uint16 [capacity], live tokens per code.
-        home_len, read_len: home codes known / of which the page id was read (a prefix).
+        original_len, read_len: original codes known / of which the page id was read (a prefix).
         pages_held: pages this ledger owns now.
         live_tokens: live tokens in them.
-        sealed_home: home codes below this are sealed (packed pages always are).
+        sealed_original: original codes below this are sealed (compacted pages always are).
         sealed_pages, sealed_live: held pages that are sealed, and the live tokens in them.
 
     Invariants: `live_tokens` is the sum of `live` over held codes; a code is in the free list of
-    packed codes, or was never used, or is held, exactly once.
+    compacted codes, or was never used, or is held, exactly once.
     """
 
     __slots__ = (
         "_dead",
         "_flags",
-        "_free_packed",
-        "_packed_len",
-        "_packed_pos",
+        "_free_compacted",
+        "_compacted_len",
+        "_compacted_pos",
         "_touched",
-        "home_len",
+        "original_len",
         "live",
         "live_tokens",
         "page",
         "page_size",
         "pages_held",
         "read_len",
-        "sealed_home",
+        "sealed_original",
         "sealed_live",
         "sealed_pages",
     )
@@ -69,68 +69,68 @@ class PageLedger:
         self.page: Int32Array = np.zeros(0, np.int32)
         self.live: npt.NDArray[np.uint16] = np.zeros(0, np.uint16)
         self._flags: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
-        self._packed_pos: Int32Array = np.zeros((0, page_size), np.int32)
-        self._packed_len = 0
-        self._free_packed = array("i")
+        self._compacted_pos: Int32Array = np.zeros((0, page_size), np.int32)
+        self._compacted_len = 0
+        self._free_compacted = array("i")
         self._touched = array("i")
         self._dead = array("i")
-        self.home_len = self.read_len = 0
+        self.original_len = self.read_len = 0
         self.pages_held = self.live_tokens = 0
-        self.sealed_home = self.sealed_pages = self.sealed_live = 0
+        self.sealed_original = self.sealed_pages = self.sealed_live = 0
 
     # -- growth ---------------------------------------------------------------------------------
 
     def _reserve(self, extra: int) -> None:
         """Make room for `extra` more codes; front and back parts keep their codes."""
         capacity = len(self.page)
-        wanted = self.home_len + self._packed_len + extra
+        wanted = self.original_len + self._compacted_len + extra
         if wanted <= capacity:
             return
         capacity = wanted + max(_SMALLEST, wanted >> 3)
         for name in ("page", "live", "_flags"):
             old = getattr(self, name)
             new = np.zeros(capacity, old.dtype)
-            new[: self.home_len] = old[: self.home_len]
-            if self._packed_len:
-                new[-self._packed_len :] = old[-self._packed_len :]
+            new[: self.original_len] = old[: self.original_len]
+            if self._compacted_len:
+                new[-self._compacted_len :] = old[-self._compacted_len :]
             setattr(self, name, new)
 
-    def add_home(self, pages: int, tokens: int) -> None:
-        """Append `pages` >= 1 home pages, ids UNREAD, that together hold `tokens` tokens, all
+    def add_original(self, pages: int, tokens: int) -> None:
+        """Append `pages` >= 1 original pages, ids UNREAD, that together hold `tokens` tokens, all
         alive. Every page but the last is full."""
         self._reserve(pages)
-        start, end = self.home_len, self.home_len + pages
+        start, end = self.original_len, self.original_len + pages
         self.page[start:end] = UNREAD
         self.live[start:end] = self.page_size
         self.live[end - 1] = tokens - (pages - 1) * self.page_size
-        self.home_len = end
+        self.original_len = end
         self.pages_held += pages
         self.live_tokens += tokens
 
     def extend_tail(self, tokens: int) -> None:
-        """`tokens` more tokens were appended to the last home page, which has room for them."""
-        self.live[self.home_len - 1] += tokens
+        """`tokens` more tokens were appended to the last original page, which has room for them."""
+        self.live[self.original_len - 1] += tokens
         self.live_tokens += tokens
 
-    def add_packed(self, pages: Int64Array, live: IntArray, positions: Int32Array) -> Int64Array:
+    def add_compacted(self, pages: Int64Array, live: IntArray, positions: Int32Array) -> Int64Array:
         """Take over filled pages. `positions`: int32 [pages, page_size]. Returns their codes."""
         count = len(pages)
-        reused = min(count, len(self._free_packed))
+        reused = min(count, len(self._free_compacted))
         fresh = count - reused
         self._reserve(fresh)
         codes = np.empty(count, np.int64)
         for i in range(reused):
-            codes[i] = self._free_packed.pop()
-        codes[reused:] = -np.arange(self._packed_len + 1, self._packed_len + fresh + 1)
-        self._packed_len += fresh
-        if self._packed_len > len(self._packed_pos):
-            grown = self._packed_len + (self._packed_len >> 3)
-            old = self._packed_pos
-            self._packed_pos = np.zeros((grown, self.page_size), np.int32)
-            self._packed_pos[: len(old)] = old
+            codes[i] = self._free_compacted.pop()
+        codes[reused:] = -np.arange(self._compacted_len + 1, self._compacted_len + fresh + 1)
+        self._compacted_len += fresh
+        if self._compacted_len > len(self._compacted_pos):
+            grown = self._compacted_len + (self._compacted_len >> 3)
+            old = self._compacted_pos
+            self._compacted_pos = np.zeros((grown, self.page_size), np.int32)
+            self._compacted_pos[: len(old)] = old
         self.page[codes] = pages
         self.live[codes] = live
-        self._packed_pos[~codes] = positions
+        self._compacted_pos[~codes] = positions
         total = int(live.sum())
         self.pages_held += count
         self.sealed_pages += count
@@ -141,19 +141,20 @@ class PageLedger:
 
     # -- liveness -------------------------------------------------------------------------------
 
-    def seal(self, home_codes: int) -> None:
-        """Home pages below code `home_codes` are full and no forward in flight writes them."""
-        start = self.sealed_home
-        if home_codes <= start:
+    def seal(self, original_codes: int) -> None:
+        """Original pages below code `original_codes` are full and no forward in flight writes
+        them."""
+        start = self.sealed_original
+        if original_codes <= start:
             return
-        if home_codes == start + 1:
+        if original_codes == start + 1:
             self.sealed_live += int(self.live[start])
         else:
-            self.sealed_live += int(self.live[start:home_codes].sum())
-        self.sealed_pages += home_codes - start
-        self.sealed_home = home_codes
+            self.sealed_live += int(self.live[start:original_codes].sum())
+        self.sealed_pages += original_codes - start
+        self.sealed_original = original_codes
 
-    def kill(self, codes: Int64Array) -> None:
+    def evict(self, codes: Int64Array) -> None:
         """One live token died in page `codes[i]`, for each i. `codes` is ascending."""
         first = np.empty(len(codes), np.bool_)
         first[0] = True
@@ -166,18 +167,18 @@ class PageLedger:
         left = self.live[pages] - counts
         self.live[pages] = left
         self.live_tokens -= len(codes)
-        self.sealed_live -= int(codes.searchsorted(self.sealed_home))
+        self.sealed_live -= int(codes.searchsorted(self.sealed_original))
         if self.page_size == 1:
             self._dead.frombytes(pages.astype(np.int32).tobytes())
         else:
             self._list(pages, left)
 
-    def kill_one(self, code: int) -> None:
-        """Scalar twin of `kill`: policies that evict one token per step come this way."""
+    def evict_one(self, code: int) -> None:
+        """Scalar reference of `eviction`: policies that evict one token per step come this way."""
         left = int(self.live[code]) - 1
         self.live[code] = left
         self.live_tokens -= 1
-        if code < self.sealed_home:
+        if code < self.sealed_original:
             self.sealed_live -= 1
         if left == 0:
             self._dead.append(code)
@@ -186,7 +187,7 @@ class PageLedger:
             self._touched.append(code)
 
     def note(self, codes: IntArray) -> None:
-        """Put pages on the lists that `take_dead` and `candidates` look at, where they belong."""
+        """Put pages on the lists that `take_empty` and `candidates` look at, where they belong."""
         self._list(codes, self.live[codes])
 
     def _list(self, codes: IntArray, live: IntArray) -> None:
@@ -203,42 +204,42 @@ class PageLedger:
             self._compact()
 
     @property
-    def has_dead(self) -> bool:
+    def has_empty(self) -> bool:
         """Whether some page may be free of live tokens (sealed or not)."""
         return len(self._dead) > 0
 
-    def take_dead(self) -> Int64Array:
+    def take_empty(self) -> Int64Array:
         """Remove the sealed pages without a live token; returns their page ids.
 
-        Pages not sealed yet stay listed; sources of a pending repack go with its flip.
+        Pages not sealed yet stay listed; sources of a pending repack go with its commit.
         """
         if len(self._dead) <= _SCALAR_LIMIT:
-            return self._take_few_dead()
+            return self._take_few_empty()
         codes = np.unique(np.frombuffer(self._dead, np.int32))
         codes = codes[(self.page[codes] != _GONE) & (self.live[codes] == 0)]
-        ready = (codes < self.sealed_home) & (self._flags[codes] & _RESERVED == 0)
+        ready = (codes < self.sealed_original) & (self._flags[codes] & _RESERVED == 0)
         self._dead = array("i")
-        self._dead.frombytes(codes[codes >= self.sealed_home].tobytes())
+        self._dead.frombytes(codes[codes >= self.sealed_original].tobytes())
         return self.remove(codes[ready])
 
-    def _take_few_dead(self) -> Int64Array:
+    def _take_few_empty(self) -> Int64Array:
         listed, self._dead = self._dead, array("i")
         pages: list[int] = []
         for code in listed:
             page = int(self.page[code])
             if page == _GONE or self.live[code] or self._flags[code] & _RESERVED:
                 continue
-            if code >= self.sealed_home:
+            if code >= self.sealed_original:
                 self._dead.append(code)
                 continue
             if page == UNREAD:
-                raise InvariantError(f"ledger code {code} has dead tokens but was never read")
+                raise InvariantError(f"ledger code {code} has evicted tokens but was never read")
             self.page[code] = _GONE
             self._flags[code] = 0
             self.sealed_pages -= 1
             self.pages_held -= 1
             if code < 0:
-                self._free_packed.append(code)
+                self._free_compacted.append(code)
             pages.append(page)
         return np.array(pages, np.int64)
 
@@ -256,12 +257,12 @@ class PageLedger:
     def candidates(self, limit: int) -> tuple[Int32Array, bool]:
         """Codes of sealed pages with some live and some dead places: what a repack can use.
 
-        Looks at no more than `limit` listed pages, those listed longest, so that one look at a
-        huge request stays cheap; the next look takes others. Also returns whether it saw all.
+        EvictionPass at no more than `limit` listed pages, those listed longest, so that one look at
+        a huge request stays cheap; the next look takes others. Also returns whether it saw all.
         """
         complete = len(self._touched) <= limit
         codes = self._compact(limit)
-        sealed: Int32Array = codes[codes < self.sealed_home]
+        sealed: Int32Array = codes[codes < self.sealed_original]
         return sealed, complete
 
     # -- pending repacks ------------------------------------------------------------------------
@@ -292,40 +293,44 @@ class PageLedger:
         self.page[codes] = _GONE
         self.live[codes] = 0
         self._flags[codes] = 0
-        if self._packed_len:
-            packed = codes[codes < 0]
-            self._free_packed.frombytes(packed.astype(np.int32).tobytes())
+        if self._compacted_len:
+            compacted = codes[codes < 0]
+            self._free_compacted.frombytes(compacted.astype(np.int32).tobytes())
         return pages
 
     # -- views ----------------------------------------------------------------------------------
 
-    def packed_positions(self, codes: IntArray) -> Int32Array:
-        """Position of every place of packed pages, int32 [codes, page_size]; dead places keep the
+    def compacted_positions(self, codes: IntArray) -> Int32Array:
+        """Position of every place of compacted pages, int32 [codes, page_size]; dead places keep
+        the
         position that was there, unused ones hold 0: ask the table whether it is still true."""
-        positions: Int32Array = self._packed_pos[~codes]
+        positions: Int32Array = self._compacted_pos[~codes]
         return positions
 
     def held_codes(self) -> Int64Array:
-        """Every held code, packed (descending) after home. Walks all pages: checks and ends."""
-        codes = np.concatenate([np.arange(self.home_len), -np.arange(1, self._packed_len + 1)])
+        """Every held code, compacted (descending) after original. Walks all pages: checks and
+        ends."""
+        codes = np.concatenate(
+            [np.arange(self.original_len), -np.arange(1, self._compacted_len + 1)]
+        )
         held: Int64Array = codes[self.page[codes] != _GONE]
         return held
 
     @property
     def has_unread(self) -> bool:
         """Whether some page id was not read from the row yet."""
-        return self.read_len < self.home_len
+        return self.read_len < self.original_len
 
     def set_unread(self, pages: IntArray) -> None:
-        """Ids of the next unread home pages, as read from the row."""
+        """Ids of the next unread original pages, as read from the row."""
         end = self.read_len + len(pages)
-        if end > self.home_len or (len(pages) and int(pages.min()) < 1):
-            raise InvariantError(f"pages {self.read_len} to {self.home_len}: bad ids {pages}")
+        if end > self.original_len or (len(pages) and int(pages.min()) < 1):
+            raise InvariantError(f"pages {self.read_len} to {self.original_len}: bad ids {pages}")
         self.page[self.read_len : end] = pages
         self.read_len = end
 
     def metadata_bytes(self) -> int:
         """Bytes of every array of this ledger."""
-        arrays = (self.page, self.live, self._flags, self._packed_pos)
-        lists = (self._free_packed, self._touched, self._dead)
+        arrays = (self.page, self.live, self._flags, self._compacted_pos)
+        lists = (self._free_compacted, self._touched, self._dead)
         return sum(a.nbytes for a in arrays) + sum(len(x) * x.itemsize for x in lists)

@@ -1,18 +1,18 @@
 """Ids of the pages the engine opened, brought to the host without waiting for the device.
 
 A page's id stands in the row at the page's start. It is asked for at the end of the safe point
-that first saw the page, and used at the first kill in it, which is later: the page is open, so its
-tokens may not die, until it is full and no forward writes it. Only a request that ends, or dies in
-a page before the answer came, waits.
+that first saw the page, and used at the first eviction in it, which is later: the page is open, so
+its tokens may not die, until it is full and no forward writes it. Only a request that ends, or dies
+in a page before the answer came, waits.
 """
 
 from collections.abc import Collection
 
 import numpy as np
 
-from vtoken_sglang.core.ids import Int64Array
 from vtoken_sglang.core.rows import LateRead, RequestRows
 from vtoken_sglang.core.token_table import TokenTable
+from vtoken_sglang.core.types import Int64Array
 
 
 class PageReads:

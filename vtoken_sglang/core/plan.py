@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from vtoken_sglang.core.ids import Generation, Int32Array, Int64Array, Row
+from vtoken_sglang.core.types import Generation, Int32Array, Int64Array, Row
 
 NEVER_REPACKED: Final = -1.0
 """Waste after the last repack where there was none, so that the hysteresis holds nothing back."""
@@ -23,16 +23,16 @@ class RepackPlan:
 
     Fields:
         row, generation, record: identity of the request when the plan was made; all three must
-            still hold at the flip.
+            still hold at the commit.
         positions: int32 [n], ascending, the tokens that were alive.
         page_size: tokens per page.
         src_slots: int32 [n], where each token's K/V is.
         source_codes: int32 [s], the table's names of the pages that are emptied; none for a fork.
-        source_pages: int64 [s], their page ids; they return to the pool at the flip.
+        source_pages: int64 [s], their page ids; they return to the pool at the commit.
         dst_pages: int64 [d], d < s unless it is a fork, taken from the pool when the plan is made
             and held until the copy's fence has passed.
         limited: a limit cut the plan short; the next look need not wait for the hysteresis.
-        new_protected_len: where the tree-owned part of the row ends after a fork's flip (page
+        new_protected_len: where the tree-owned part of the row ends after a fork's commit (page
             multiple); None for a repack.
     """
 
@@ -56,7 +56,7 @@ class RepackPlan:
 
     @property
     def gain(self) -> int:
-        """Pages the row holds less after the flip."""
+        """Pages the row holds less after the commit."""
         return len(self.source_pages) - len(self.dst_pages)
 
     def metadata_bytes(self) -> int:
@@ -72,10 +72,10 @@ class StepReport:
     Forks count in `committed`, `dropped` and `moved_tokens` as repacks do.
 
     Fields:
-        committed, dropped: plans whose flip took place / that were given up.
-        moved_tokens: tokens whose row entry was flipped to a new slot.
-        freed_dead_pages: pages given back because no token in them was alive.
-        freed_source_pages: pages given back by flips.
+        committed, dropped: plans whose commit took place / that were given up.
+        moved_tokens: tokens whose row entry was committed to a new slot.
+        freed_empty_pages: pages given back because no token in them was alive.
+        freed_source_pages: pages given back by commits.
         submitted, submitted_tokens, taken_pages: repacks started, their tokens, and the
             destination pages taken from the pool for them.
         pending: repacks in flight after this step.
@@ -85,7 +85,7 @@ class StepReport:
     committed: int = 0
     dropped: int = 0
     moved_tokens: int = 0
-    freed_dead_pages: int = 0
+    freed_empty_pages: int = 0
     freed_source_pages: int = 0
     submitted: int = 0
     submitted_tokens: int = 0

@@ -1,6 +1,6 @@
 """Which sealed pages of a row to empty: a pure function of a few numbers and their live counts.
 
-Fully dead pages never come here; they are freed without a copy. Of the rest, the emptiest first:
+Fully empty pages never come here; they are freed without a copy. Of the rest, the emptiest first:
 emptying the n emptiest pages costs ceil(tokens / page_size) new pages and as many token copies as
 they hold, so
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vtoken_sglang.core.ids import Int64Array, IntArray, page_count
 from vtoken_sglang.core.settings import ReclaimSettings
+from vtoken_sglang.core.types import Int64Array, IntArray, page_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from vtoken_sglang.core.ids import Int64Array
+from vtoken_sglang.core.types import Int64Array
 
 
 class PagePool(Protocol):

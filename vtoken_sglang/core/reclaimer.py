@@ -1,14 +1,14 @@
-"""The reclaimer: per-token kills in, free pages out. Drives table, planner, copies and commits.
+"""The reclaimer: per-token evictions in, free pages out. Drives table, planner, copies and commits.
 
     glue (scheduler thread, between two forwards)
       open / sync_new_tokens / evict_tokens      liveness only, nothing moves
-      step                                       1 flip finished copies   2 free dead pages
+      step                                       1 commit finished copies   2 free empty pages
                                                  3 plan and submit repacks
       close / cancel                             a request ends / keeps its pages where they are
 
 Who owns a page of a pruned request, at any time exactly one of:
   * its table's ledger (sources of a pending repack included),
-  * a pending repack, as destination, until the flip,
+  * a pending repack, as destination, until the commit,
   * an orphaned copy: its plan was given up, its fence has not passed,
   * the pool.
 
@@ -22,10 +22,9 @@ import numpy as np
 import torch
 
 from vtoken_sglang.core.commit import Identity
+from vtoken_sglang.core.copies import CopiesInFlight
 from vtoken_sglang.core.copy_engine import CopyEngine
 from vtoken_sglang.core.faults import PositionError
-from vtoken_sglang.core.ids import Generation, Int32Array, Int64Array, IntArray, Row
-from vtoken_sglang.core.in_flight import CopiesInFlight
 from vtoken_sglang.core.invariants import Holdings, find_violations
 from vtoken_sglang.core.page_reads import PageReads
 from vtoken_sglang.core.plan import RepackPlan, StepReport
@@ -34,15 +33,16 @@ from vtoken_sglang.core.repack import make_fork, make_plans
 from vtoken_sglang.core.rows import RequestRows
 from vtoken_sglang.core.settings import ReclaimSettings
 from vtoken_sglang.core.token_table import TokenTable
+from vtoken_sglang.core.types import Generation, Int32Array, Int64Array, IntArray, Row
 from vtoken_sglang.errors import InvariantError
 
 
 class Reclaimer:
-    """Token tables of all pruned requests, and the pages their kills set free.
+    """Token tables of all pruned requests, and the pages their evictions set free.
 
     Fields:
-        dead_counts: int32 [num_rows], host: dead positions per row, 0 for rows without a table.
-            Live length of a row = logical length - dead_counts[row]. Read only.
+        evicted_counts: int32 [num_rows], host: dead positions per row, 0 for rows without a table.
+            Live length of a row = logical length - evicted_counts[row]. Read only.
         copies: copies in flight; `copies.corrupt_copies` counts those with wrong bytes.
     """
 
@@ -59,13 +59,13 @@ class Reclaimer:
     ) -> None:
         """`rows`: int32 [num_rows, width], the engine's req_to_token. `buffers`: K and V of every
         layer, [num_slots, heads, dim]. `identity`: the engine's (generation, record) of a row now;
-        asked again before every flip. `on_fork`: see `CopiesInFlight`."""
+        asked again before every commit. `on_fork`: see `CopiesInFlight`."""
         self._rows = RequestRows(rows)
         self._page_reads = PageReads(self._rows)
         self._pool = pool
         self._settings = settings
         self._tables: dict[Row, TokenTable] = {}
-        self.dead_counts: Int32Array = np.zeros(len(self._rows), np.int32)
+        self.evicted_counts: Int32Array = np.zeros(len(self._rows), np.int32)
         self.copies = CopiesInFlight(
             rows=self._rows,
             buffers=list(buffers),
@@ -80,8 +80,8 @@ class Reclaimer:
     def open(
         self, row: Row, generation: Generation, record: object, protected_len: int, logical_len: int
     ) -> TokenTable:
-        """Start a table at the first kill of a request; from now on its ledger, not the row, says
-        what it must give back.
+        """Start a table at the first eviction of a request; from now on its ledger, not the row,
+        says what it must give back.
 
         `record`: opaque identity of the request, compared with `is`. `protected_len`: tree-owned
         positions, page multiple. `logical_len`: positions with a slot. Reads the row once. Raises
@@ -93,7 +93,9 @@ class Reclaimer:
         size = self._pool.page_size
         pages = self._rows.read(row, protected_len, logical_len, size) // size
         if len(pages) and int(pages.min()) < 1:
-            raise InvariantError(f"row {row}: a private page start is dead before the first kill")
+            raise InvariantError(
+                f"row {row}: a private page start is dead before the first eviction"
+            )
         table = TokenTable(
             row=row,
             generation=generation,
@@ -125,12 +127,12 @@ class Reclaimer:
         nothing."""
         table = self._tables[row]
         if table.ledger.has_unread and len(positions):
-            # Before a kill can zero the start of one of them.
+            # Before a eviction can zero the start of one of them.
             self._page_reads.need(table, int(np.max(positions)), self._tables.values())
         died = table.evict_tokens(positions)
         if len(died):
             self._rows.zero(row, died)
-            self.dead_counts[row] = table.dead
+            self.evicted_counts[row] = table.evicted
         return len(died)
 
     def cancel(self, row: Row) -> None:
@@ -150,7 +152,7 @@ class Reclaimer:
         if table.ledger.has_unread:
             self._page_reads.need(table, table.logical_len, self._tables.values())
         del self._tables[row]
-        self.dead_counts[row] = 0
+        self.evicted_counts[row] = 0
         return table.ledger.page[table.ledger.held_codes()].astype(np.int64)
 
     def private_pages(self, row: Row) -> int:
@@ -179,7 +181,7 @@ class Reclaimer:
         Args:
             sealed_upto: per row that may be worked on, the position below which every token is
                 written and no forward in flight writes: page_floor(committed - in flight). Rows
-                left out (finished, chunk in flight) are only flipped, never planned or freed.
+                left out (finished, chunk in flight) are only committed, never planned or freed.
             pressure: the pool is short; repack below the trigger too.
             reserve_pages: free pages that destinations must leave for the engine.
 
@@ -195,7 +197,7 @@ class Reclaimer:
                 if table is None:
                     continue
                 table.seal(upto)
-                if table.ledger.has_dead and len(pages := table.ledger.take_dead()):
+                if table.ledger.has_empty and len(pages := table.ledger.take_empty()):
                     dead.append(pages)
                 if repackable and row not in self.copies.pending:
                     eligible.append(table)
@@ -208,7 +210,7 @@ class Reclaimer:
             committed=done.committed,
             dropped=done.dropped,
             moved_tokens=done.moved_tokens,
-            freed_dead_pages=sum(map(len, dead)),
+            freed_empty_pages=sum(map(len, dead)),
             freed_source_pages=sum(map(len, done.source_pages)),
             submitted=len(plans),
             submitted_tokens=sum(len(plan.positions) for plan in plans),
@@ -219,7 +221,7 @@ class Reclaimer:
 
     def fork(self, row: Row, new_protected_len: int) -> RepackPlan | None:
         """Start a copy-on-write fork: the row's live tokens of [new_protected_len, protected_len)
-        are copied out of the tree's pages, and a later step flips the row to the copies.
+        are copied out of the tree's pages, and a later step commits the row to the copies.
 
         Returns the plan that was submitted; None if the row has a copy in flight or the pool has
         too few pages. Raises PositionError unless `new_protected_len` is a page multiple below the
@@ -238,7 +240,7 @@ class Reclaimer:
         return plan
 
     def drain(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for all copies, then flip or release everything. True if
+        """Wait up to `timeout` seconds for all copies, then commit or release everything. True if
         nothing is held afterwards. Raises CopyFailedError after that, if a copy failed."""
         self.copies.wait(timeout)
         done = self.copies.settle(self._tables)
@@ -291,7 +293,7 @@ class Reclaimer:
             tables=list(self._tables.values()),
             pending=[copy.plan for copy in self.copies.pending.values()],
             orphans=[pages for pages, _ in self.copies.orphans],
-            dead_counts=self.dead_counts,
+            evicted_counts=self.evicted_counts,
         )
         found = find_violations(
             holdings, self._rows, free_pages, other_pages=other_pages, total_pages=total_pages

@@ -6,7 +6,6 @@ from typing import Final
 
 import numpy as np
 
-from vtoken_sglang.core.ids import Int64Array, page_count
 from vtoken_sglang.core.plan import RepackPlan
 from vtoken_sglang.core.planner import (
     Choice,
@@ -20,10 +19,11 @@ from vtoken_sglang.core.pool import PagePool
 from vtoken_sglang.core.rows import RequestRows
 from vtoken_sglang.core.settings import ReclaimSettings
 from vtoken_sglang.core.token_table import TokenTable
+from vtoken_sglang.core.types import Int64Array, page_count
 
-_MOST_MISSES: Final = 32
+_MAX_MISSES: Final = 32
 """Rows looked at in vain per step, when what is left of the limits is too little for them."""
-_LEAST_WINDOW: Final = 1024
+_MIN_WINDOW: Final = 1024
 _WINDOW_PER_PAGE: Final = 4
 """Pages looked at per page that the token limit lets a plan fill: enough to pick empty ones."""
 
@@ -57,16 +57,16 @@ def make_plans(
     tokens_left = settings.max_moved_tokens
     chosen: list[tuple[TokenTable, Int64Array, Choice]] = []
     misses = 0
-    for table, most_tokens in wanting:
-        if headroom < 1 or tokens_left < table.page_size or misses > _MOST_MISSES:
+    for table, max_tokens in wanting:
+        if headroom < 1 or tokens_left < table.page_size or misses > _MAX_MISSES:
             break
-        window = max(_LEAST_WINDOW, _WINDOW_PER_PAGE * tokens_left // table.page_size)
+        window = max(_MIN_WINDOW, _WINDOW_PER_PAGE * tokens_left // table.page_size)
         candidates, complete = table.ledger.candidates(window)
         choice = choose_sources(
             table.ledger.live[candidates],
             page_size=table.page_size,
             free_pages=headroom,
-            max_tokens=min(tokens_left, most_tokens),
+            max_tokens=min(tokens_left, max_tokens),
             min_gain=settings.min_gain_pages,
         )
         if choice is None:

@@ -5,7 +5,7 @@ from typing import Final
 
 import torch
 
-from vtoken_sglang.core.ids import Int64Array
+from vtoken_sglang.core.types import Int64Array
 
 _WEIGHT_SEED: Final = 0x5EED
 _MIX: Final = 0x100000001B3

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from vtoken_sglang.core.ids import Int32Array, Int64Array, IntArray, Row
+from vtoken_sglang.core.types import Int32Array, Int64Array, IntArray, Row
 from vtoken_sglang.errors import InvariantError
 from vtoken_sglang.kernels.apply_moves import apply_moves
 from vtoken_sglang.kernels.upload import upload

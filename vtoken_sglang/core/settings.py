@@ -16,12 +16,12 @@ class ReclaimSettings:
             under pressure too; in [0, 1]. Keeps a row from being repacked every step.
         merge: below the trigger, too, a row's emptiest pages are emptied when their tokens fit into
             one page: a copy of at most a page then returns at least a page, so over its life a
-            row copies no more tokens that way than it kills.
-        reclaim: False is the naive arm: kills only mask, nothing is freed or moved.
+            row copies no more tokens that way than it evictions.
+        reclaim: False is the naive arm: evictions only mask, nothing is freed or moved.
         min_gain_pages: a repack must return at least this many pages more than it takes; >= 1.
         max_moved_tokens: most tokens copied per step, all rows together; >= 1 (below a page,
             nothing is repacked).
-        check: compare the bytes of every moved token before the flip (slow, for tests and
+        check: compare the bytes of every moved token before the commit (slow, for tests and
             `--vtoken-check`).
     """
 

@@ -72,5 +72,5 @@ def build_slot_map(
         The map. It holds copies: later changes of the rows do not reach it.
     """
     own = torch.ones_like(seq_lens) if own_lens is None else own_lens
-    packed = pack_slots(rows, row_ids, seq_lens, own, drop_dead=mode == "live")
+    packed = pack_slots(rows, row_ids, seq_lens, own, drop_evicted=mode == "live")
     return SlotMap(packed=packed, own_lens=own.to(torch.int64))

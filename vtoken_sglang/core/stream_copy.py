@@ -18,7 +18,7 @@ import torch
 from vtoken_sglang.core.copy_engine import CopyFunction
 from vtoken_sglang.core.faults import CopyFailedError
 from vtoken_sglang.core.fence import DeviceEvent, EventFence, Fence
-from vtoken_sglang.core.ids import Int64Array
+from vtoken_sglang.core.types import Int64Array
 from vtoken_sglang.kernels.copy_slots import copy_slots
 
 

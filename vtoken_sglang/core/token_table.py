@@ -5,14 +5,14 @@
 
 The engine's row on the device is the table attention reads; this is its host mirror. A mirror of
 slots would have to be read back from the device for every new token. Instead a token's `place` is
-kept: HOME (where the engine put it: page of its position, offset pos % page_size), DEAD, or a
-place in a packed page. Only one number per page, its id, ever comes from the device.
+kept: ORIGINAL (where the engine put it: page of its position, offset pos % page_size), EVICTED, or
+a place in a compacted page. Only one number per page, its id, ever comes from the device.
 
 Paper names: `evict_token(s)`, `sync_new_tokens`, `apply_moves` (arXiv 2608.13263, section 4).
 
 A copy-on-write fork moves the live tree-owned tokens of [new_protected_len, protected_len) into
-packed pages and lowers `protected_len` in the same flip. Packed places carry any position, and home
-codes are counted from `first_home`, which a fork leaves alone.
+compacted pages and lowers `protected_len` in the same commit. Packed places carry any position, and
+original codes are counted from `first_original`, which a fork leaves alone.
 """
 
 import sys
@@ -22,7 +22,9 @@ from typing import Final
 import numpy as np
 
 from vtoken_sglang.core.faults import PositionError
-from vtoken_sglang.core.ids import (
+from vtoken_sglang.core.ledger import PageLedger
+from vtoken_sglang.core.plan import NEVER_REPACKED, RepackPlan
+from vtoken_sglang.core.types import (
     BoolArray,
     Generation,
     Int32Array,
@@ -32,33 +34,31 @@ from vtoken_sglang.core.ids import (
     page_count,
     page_floor,
 )
-from vtoken_sglang.core.ledger import PageLedger
-from vtoken_sglang.core.plan import NEVER_REPACKED, RepackPlan
 from vtoken_sglang.errors import StalePlanError
 
-_DEAD: Final = 0
-_HOME: Final = -1
+_EVICTED: Final = 0
+_ORIGINAL: Final = -1
 _SCALAR_LIMIT: Final = 10
 
 
 class TokenTable:
-    """Token table of one request, alive from its first kill until it ends.
+    """Token table of one request, alive from its first eviction until it ends.
 
     Fields:
         row, generation, record: identity of the request (`record` is compared with `is`).
         protected_len: positions below it are tree-owned (page multiple); never in the ledger.
-        first_home: page number (position // page_size) of the ledger's code 0.
+        first_original: page number (position // page_size) of the ledger's code 0.
         logical_len: positions known; each has had a slot.
         dead: dead positions, masked ones included; live length = logical_len - dead.
         ledger: the private pages.
-        repacked_waste: waste of the sealed pages right after the last flip (hysteresis).
+        repacked_waste: waste of the sealed pages right after the last commit (hysteresis).
         merge_seen: (sealed pages, live tokens in them) when a merge was last looked for.
     """
 
     __slots__ = (
         "_place",
-        "dead",
-        "first_home",
+        "evicted",
+        "first_original",
         "generation",
         "ledger",
         "logical_len",
@@ -90,16 +90,16 @@ class TokenTable:
             raise PositionError("pages", f"one page per {page_size} private tokens", len(pages))
         self.row, self.generation, self.record = row, generation, record
         self.page_size, self.protected_len = page_size, protected_len
-        self.first_home = protected_len // page_size
+        self.first_original = protected_len // page_size
         self.logical_len = logical_len
-        self.dead = 0
+        self.evicted = 0
         self.repacked_waste = NEVER_REPACKED
         self.merge_seen = (0, 0)
         self._place: Int32Array = np.zeros(logical_len + max(16, logical_len >> 3), np.int32)
-        self._place[:logical_len] = _HOME
+        self._place[:logical_len] = _ORIGINAL
         self.ledger = PageLedger(page_size)
         if private:
-            self.ledger.add_home(len(pages), private)
+            self.ledger.add_original(len(pages), private)
             self.ledger.set_unread(pages)
 
     # -- the engine's side ----------------------------------------------------------------------
@@ -118,7 +118,7 @@ class TokenTable:
             grown = np.zeros(logical_len + max(16, logical_len >> 3), np.int32)
             grown[:known] = self._place[:known]
             self._place = grown
-        self._place[known:logical_len] = _HOME
+        self._place[known:logical_len] = _ORIGINAL
         self.logical_len = logical_len
         size = self.page_size
         room = -known % size
@@ -127,12 +127,12 @@ class TokenTable:
             self.ledger.extend_tail(to_tail)
         rest = logical_len - known - to_tail
         if rest:
-            self.ledger.add_home(page_count(rest, size), rest)
+            self.ledger.add_original(page_count(rest, size), rest)
 
     def unread_start(self) -> int:
         """First position of the first page whose id was not read yet; from here on every page
         start up to `logical_len` is to be read, and is still alive in the row."""
-        return (self.ledger.read_len + self.first_home) * self.page_size
+        return (self.ledger.read_len + self.first_original) * self.page_size
 
     def set_unread(self, slots: IntArray) -> None:
         """Row entries at the next page starts from unread_start() on, from the device."""
@@ -146,38 +146,39 @@ class TokenTable:
     @property
     def live_len(self) -> int:
         """Tokens attention sees."""
-        return self.logical_len - self.dead
+        return self.logical_len - self.evicted
 
     def seal(self, sealed_upto: int) -> None:
         """Positions below `sealed_upto` are written and in full pages no forward writes."""
         if sealed_upto > self.logical_len:
             rule = f"at most the known length {self.logical_len}"
             raise PositionError("sealed_upto", rule, sealed_upto)
-        self.ledger.seal(sealed_upto // self.page_size - self.first_home)
+        self.ledger.seal(sealed_upto // self.page_size - self.first_original)
 
-    # -- kills ----------------------------------------------------------------------------------
+    # -- evictions
+    # ----------------------------------------------------------------------------------
 
     def evict_token(self, pos: int) -> bool:
         """Mark one token dead; False if it already was. Raises PositionError (see evict_tokens)."""
         if not 0 <= pos < self.open_start:
             raise PositionError("positions", f"within [0, {self.open_start})", pos)
         place = int(self._place[pos])
-        if place == _DEAD:
+        if place == _EVICTED:
             return False
-        self._place[pos] = _DEAD
-        self.dead += 1
-        if place != _HOME:
-            self.ledger.kill_one(-(place // self.page_size))
+        self._place[pos] = _EVICTED
+        self.evicted += 1
+        if place != _ORIGINAL:
+            self.ledger.evict_one(-(place // self.page_size))
         elif pos >= self.protected_len:
-            self.ledger.kill_one(pos // self.page_size - self.first_home)
+            self.ledger.evict_one(pos // self.page_size - self.first_original)
         return True
 
     def evict_tokens(self, positions: IntArray | Sequence[int]) -> Int64Array:
         """Mark tokens dead; nothing moves. Returns the positions that were alive until now.
 
         Positions already dead are left alone; one in the open tail page or outside the known
-        range raises PositionError and changes nothing. Below `protected_len` a kill is a mask: no
-        ledger count changes. The caller zeroes the returned entries of the row.
+        range raises PositionError and changes nothing. Below `protected_len` a eviction is a mask:
+        no ledger count changes. The caller zeroes the returned entries of the row.
         """
         dying = np.asarray(positions, dtype=np.int64)
         if len(dying) <= _SCALAR_LIMIT:
@@ -189,16 +190,16 @@ class TokenTable:
             raise PositionError("positions", f"within [0, {self.open_start})", bad)
         place = self._place[dying]
         if not place.all():
-            alive = place != _DEAD
+            alive = place != _EVICTED
             dying, place = dying[alive], place[alive]
-        self._place[dying] = _DEAD
-        self.dead += len(dying)
+        self._place[dying] = _EVICTED
+        self.evicted += len(dying)
         codes = self._codes(dying, place)
         if self.protected_len:
-            codes = codes[(dying >= self.protected_len) | (place != _HOME)]
+            codes = codes[(dying >= self.protected_len) | (place != _ORIGINAL)]
         if len(codes):
             codes.sort()
-            self.ledger.kill(codes)
+            self.ledger.evict(codes)
         return dying
 
     def _evict_few(self, positions: list[int]) -> Int64Array:
@@ -209,17 +210,17 @@ class TokenTable:
 
     def _codes(self, positions: Int64Array, place: Int32Array) -> Int64Array:
         """Ledger code per position (meaningless for tree-owned ones)."""
-        home = positions // self.page_size - self.first_home
+        original = positions // self.page_size - self.first_original
         if not (place > 0).any():
-            return home
-        codes: Int64Array = np.where(place == _HOME, home, -(place // self.page_size))
+            return original
+        codes: Int64Array = np.where(place == _ORIGINAL, original, -(place // self.page_size))
         return codes
 
     # -- reading --------------------------------------------------------------------------------
 
     def alive(self, positions: IntArray) -> BoolArray:
         """Whether each position is alive."""
-        alive: BoolArray = self._place[positions] != _DEAD
+        alive: BoolArray = self._place[positions] != _EVICTED
         return alive
 
     def slots_of(self, positions: IntArray) -> Int64Array:
@@ -227,28 +228,28 @@ class TokenTable:
         still tree-owned raises PositionError (its slot is only in the row)."""
         at = np.asarray(positions, np.int64)
         place = self._place[at]
-        if ((at < self.protected_len) & (place == _HOME)).any():
+        if ((at < self.protected_len) & (place == _ORIGINAL)).any():
             raise PositionError("positions", "private", at.tolist())
-        dead = place == _DEAD
+        dead = place == _EVICTED
         codes = self._codes(at, place)
         codes[dead] = 0
-        offset = np.where(place == _HOME, at, place) % self.page_size
+        offset = np.where(place == _ORIGINAL, at, place) % self.page_size
         slots: Int64Array = self.ledger.page[codes].astype(np.int64) * self.page_size + offset
-        slots[dead] = _DEAD
+        slots[dead] = _EVICTED
         return slots
 
     def live_tokens_of(self, codes: IntArray) -> tuple[Int32Array, Int64Array]:
         """Live tokens in the pages `codes`: (positions int32 ascending, their slots int64)."""
         size = self.page_size
         offset = np.arange(size)
-        packed = codes < 0
+        compacted = codes < 0
         positions = np.empty((len(codes), size), np.int64)
         expected = np.empty((len(codes), size), np.int64)
-        home = codes[~packed]
-        positions[~packed] = ((home + self.first_home) * size)[:, None] + offset
-        expected[~packed] = _HOME
-        positions[packed] = self.ledger.packed_positions(codes[packed])
-        expected[packed] = (-codes[packed].astype(np.int64) * size)[:, None] + offset
+        original = codes[~compacted]
+        positions[~compacted] = ((original + self.first_original) * size)[:, None] + offset
+        expected[~compacted] = _ORIGINAL
+        positions[compacted] = self.ledger.compacted_positions(codes[compacted])
+        expected[compacted] = (-codes[compacted].astype(np.int64) * size)[:, None] + offset
         # The open tail may end inside a page; places past the end read as dead.
         known = np.minimum(positions, len(self._place) - 1)
         here = (self._place[known] == expected) & (positions < self.logical_len)
@@ -259,7 +260,7 @@ class TokenTable:
 
     def tree_owned_live(self) -> int:
         """Live tokens in tree-owned pages: seen by attention, their memory not ours."""
-        return int((self._place[: self.protected_len] == _HOME).sum())
+        return int((self._place[: self.protected_len] == _ORIGINAL).sum())
 
     def is_dense(self) -> bool:
         """Whether the live tokens fill page after page in order, all but the last, up to where the
@@ -269,9 +270,9 @@ class TokenTable:
         if len(live) % size != self.logical_len % size:
             return False
         place, order = self._place[live], np.arange(len(live))
-        home = place == _HOME
-        page = np.where(home, live // size, -(place // size))
-        inside = np.where(home, live, place) % size
+        original = place == _ORIGINAL
+        page = np.where(original, live // size, -(place // size))
+        inside = np.where(original, live, place) % size
         return bool((inside == order % size).all() and (page == page[order // size * size]).all())
 
     def waste(self) -> float:
@@ -285,10 +286,10 @@ class TokenTable:
         places = self.ledger.sealed_pages * self.page_size
         return 1.0 - self.ledger.sealed_live / places if places else 0.0
 
-    # -- the flip -------------------------------------------------------------------------------
+    # -- the commit -------------------------------------------------------------------------------
 
     def apply_moves(self, plan: RepackPlan) -> tuple[Int64Array, Int64Array]:
-        """Flip counts, ledger and places to the plan's destinations.
+        """Commit counts, ledger and places to the plan's destinations.
 
         A token that died after the plan was made stays dead; its place in the destination is a
         hole. Returns (positions that moved, their new slots); the caller writes them to the row in
@@ -304,7 +305,7 @@ class TokenTable:
         live[: len(positions)] = alive
         self.ledger.remove(plan.source_codes)
         per_page = live.reshape(count, size).sum(axis=1)
-        codes = self.ledger.add_packed(plan.dst_pages, per_page, filled.reshape(count, size))
+        codes = self.ledger.add_compacted(plan.dst_pages, per_page, filled.reshape(count, size))
         places = (-codes * size)[:, None] + np.arange(size)
         moved_positions = positions[alive]
         self._place[moved_positions] = places.ravel()[: len(positions)][alive]
@@ -316,14 +317,14 @@ class TokenTable:
 
     def _still_at_source(self, plan: RepackPlan, positions: Int64Array) -> BoolArray:
         """Which of the plan's tokens are alive; raises StalePlanError if one of them moved."""
-        alive: BoolArray = self._place[positions] != _DEAD
+        alive: BoolArray = self._place[positions] != _EVICTED
         if plan.new_protected_len is None:
             now = self.slots_of(positions)
             moved = positions[alive & (now != plan.src_slots)]
         else:
             # Tree slots do not move while the row's lock holds them, and only one plan of a row is
             # pending at a time: tokens that were all tree-owned still are.
-            tree_owned = (self._place[positions] == _HOME) & (positions < self.protected_len)
+            tree_owned = (self._place[positions] == _ORIGINAL) & (positions < self.protected_len)
             moved = positions[alive & ~tree_owned]
         if len(moved):
             where = moved.tolist()
@@ -332,7 +333,7 @@ class TokenTable:
 
     def tree_owned_live_positions(self, start: int) -> Int64Array:
         """Live positions of [start, protected_len), ascending: what a fork from `start` copies."""
-        part = self._place[start : self.protected_len] == _HOME
+        part = self._place[start : self.protected_len] == _ORIGINAL
         found: Int64Array = np.flatnonzero(part) + start
         return found
 

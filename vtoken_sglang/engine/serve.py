@@ -12,16 +12,16 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtoken_sglang.config import from_environment, split_arguments, to_environment
-from vtoken_sglang.engine.installation import require_version
-from vtoken_sglang.errors import ConfigError, SeamError, VTokenError
+from vtoken_sglang.engine.plugin.installation import require_version
+from vtoken_sglang.errors import ConfigError, HookError, VTokenError
+from vtoken_sglang.options import from_environment, split_arguments, to_environment
 
 
 def serve(argv: list[str]) -> int:
     """Start SGLang's HTTP server and block until it ends. Returns the exit status.
 
     Raises:
-        ConfigError, SeamError, UnsupportedModeError: before the model is loaded.
+        ConfigError, HookError, UnsupportedModeError: before the model is loaded.
     """
     require_version()
     if "--config" not in argv:
@@ -82,20 +82,20 @@ def _short_usage(argv: list[str]) -> Iterator[None]:
 
 
 def check(argv: list[str]) -> int:
-    """Verify versions, patches, upstream files and hooks in this process, and print each seam."""
+    """Verify versions, patches, upstream files and hooks in this process, and print each hook."""
     if argv:
         raise ConfigError("check", "takes no arguments", argv[0])
-    from vtoken_sglang.config import VTokenConfig
+    from vtoken_sglang.options import VTokenConfig
 
     require_version()
     if from_environment() is None:
         to_environment(VTokenConfig())
     _load_plugins()
-    from vtoken_sglang.engine.plugin import registered_seams
+    from vtoken_sglang.engine.plugin.registration import registered_hooks
 
-    for seam in registered_seams():
-        print(f"ok  {seam.name:<18} {seam.kind:<6} {seam.target}")
-    print(f"{len(registered_seams())} seams in place; patches applied")
+    for hook in registered_hooks():
+        print(f"ok  {hook.name:<18} {hook.kind:<6} {hook.target}")
+    print(f"{len(registered_hooks())} hooks in place; patches applied")
     return 0
 
 
@@ -103,11 +103,11 @@ def _load_plugins() -> None:
     """Load SGLang's plugins and insist that ours is among them and verified."""
     from sglang.srt.plugins import load_plugins
 
-    from vtoken_sglang.engine.installation import is_verified
+    from vtoken_sglang.engine.plugin.installation import is_verified
 
     load_plugins()
     if not is_verified():
-        raise SeamError(
+        raise HookError(
             "plugin",
             "SGLang did not load the vtoken plugin"
             + (" (SGLANG_PLUGINS excludes it)" if os.environ.get("SGLANG_PLUGINS") else ""),
@@ -121,7 +121,7 @@ def _default_threads() -> None:
     SGLang's processes each start a full pool otherwise; the pools fight and decoding becomes
     many times slower. A value set by the user stands.
     """
-    from vtoken_sglang.engine.cpu_platform import activate
+    from vtoken_sglang.engine.plugin.cpu_platform import activate
 
     if activate() is not None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -18,16 +18,16 @@ class Statistics:
 
     Fields:
         pruned_requests: requests that lost at least one token.
-        killed_tokens: tokens marked dead, tree-owned ones included.
+        evicted_tokens: tokens marked dead, tree-owned ones included.
         freed_pages: pages given back early, with or without a copy.
         taken_pages: destination pages taken by repacks.
         moved_tokens: tokens copied by committed repacks.
         repacks: committed plans. dropped_plans: plans given up (stale, ended, torn).
-        early_looks: looks for victims before the interval was up, because the pool was short.
+        early_evictions: looks for evicted before the interval was up, because the pool was short.
         admitted_by_pruning: requests admitted that would have waited if each was charged its
             whole length.
         outgrown_requests: requests accepted that may become longer than the pool.
-        parked_chunks: passes in which a prompt's next chunk found no room and waited.
+        stalled_chunks: passes in which a prompt's next chunk found no room and waited.
         retractions: requests taken back by SGLang. retractions_avoided: decode steps that would
             have taken requests back, without the pages that looks ahead of time returned since
             the pool ran short.
@@ -35,32 +35,32 @@ class Statistics:
     """
 
     pruned_requests: int = 0
-    killed_tokens: int = 0
+    evicted_tokens: int = 0
     freed_pages: int = 0
     taken_pages: int = 0
     moved_tokens: int = 0
     repacks: int = 0
     dropped_plans: int = 0
-    early_looks: int = 0
+    early_evictions: int = 0
     admitted_by_pruning: int = 0
     outgrown_requests: int = 0
-    parked_chunks: int = 0
+    stalled_chunks: int = 0
     retractions: int = 0
     retractions_avoided: int = 0
     trace: TextIO | None = field(default=None, repr=False)
 
-    def add_kills(self, rid: str, logical_len: int, victims: NDArray[np.int64]) -> None:
-        """Count one eviction: `victims` (logical positions) died when the request had
+    def add_eviction(self, rid: str, logical_len: int, evicted: NDArray[np.int64]) -> None:
+        """Count one eviction: `evicted` (logical positions) died when the request had
         `logical_len` tokens, so every later query, position >= logical_len, misses them."""
-        self.killed_tokens += int(victims.size)
+        self.evicted_tokens += int(evicted.size)
         if self.trace is not None:
-            line = {"rid": rid, "logical_len": logical_len, "killed": victims.tolist()}
+            line = {"rid": rid, "logical_len": logical_len, "evicted": evicted.tolist()}
             self.trace.write(json.dumps(line) + "\n")
             self.trace.flush()
 
     def add_step(self, report: StepReport) -> None:
         """Add what one safe point did."""
-        self.freed_pages += report.freed_dead_pages + report.freed_source_pages
+        self.freed_pages += report.freed_empty_pages + report.freed_source_pages
         self.taken_pages += report.taken_pages
         self.moved_tokens += report.moved_tokens
         self.repacks += report.committed

@@ -1,4 +1,4 @@
-"""`apply_moves`: flip row entries to the slots their tokens were copied to.
+"""`apply_moves`: commit row entries to the slots their tokens were copied to.
 
 Paper: `apply_moves` (arXiv 2608.13263, section 4). One launch for all rows of a safe point, on the
 caller's stream, which orders it after the forward that read the old slots and before the next.

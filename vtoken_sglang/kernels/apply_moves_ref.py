@@ -1,4 +1,4 @@
-"""PyTorch twin of `apply_moves`."""
+"""PyTorch reference of `apply_moves`."""
 
 from __future__ import annotations
 

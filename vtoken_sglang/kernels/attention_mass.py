@@ -8,7 +8,7 @@ SnapKV 2404.14469). Scores live by (row, position): moving a token moves no scor
     for lane b, for query token t of the lane (the last ones of its list), for head h:
         for entry i of the lane's list that t sees, when row_ids[b] != 0 and positions[i] >= 0:
             weight = exp(scale * dot(q[t, h], k_buffer[slots[i], h // group]) - lse[t, h])
-            if rarely and rarely[b]:
+            if below_uniform and below_uniform[b]:
                 weight = 1 if weight < 1 / (number of entries that t sees) else 0
             scores[row_ids[b], positions[i]] += weight
 
@@ -34,7 +34,7 @@ def attention_mass(
     scores: torch.Tensor,
     *,
     scale: float,
-    rarely: torch.Tensor | None = None,
+    below_uniform: torch.Tensor | None = None,
 ) -> None:
     """Add every live token's attention weight, summed over query tokens and heads, to `scores`.
 
@@ -53,8 +53,8 @@ def attention_mass(
             multiply it by ln 2).
         scores: in/out, float32 [num_rows, width], unit stride in a row.
         scale: factor on q.k, the layer's, times the scale of a quantised key.
-        rarely: in, int32 [>= bs], 1 for lanes that count the weights below an equal share instead
-            of adding weights (Scissorhands); None for no such lane.
+        below_uniform: in, int32 [>= bs], 1 for lanes that count the weights below an equal share
+            instead of adding weights (Scissorhands); None for no such lane.
     """
     if q.is_cuda:
         from vtoken_sglang.kernels.triton_attention_mass import attention_mass_triton
@@ -63,4 +63,4 @@ def attention_mass(
     else:
         form = attention_mass_ref
     lists = (qo_indptr, indptr, slots, positions, row_ids)
-    form(q, k_buffer, *lists, lse, scores, scale=scale, rarely=rarely)
+    form(q, k_buffer, *lists, lse, scores, scale=scale, below_uniform=below_uniform)

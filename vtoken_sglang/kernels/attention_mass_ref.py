@@ -1,4 +1,4 @@
-"""PyTorch twin of `attention_mass`."""
+"""PyTorch reference of `attention_mass`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def attention_mass_ref(
     scores: torch.Tensor,
     *,
     scale: float,
-    rarely: torch.Tensor | None = None,
+    below_uniform: torch.Tensor | None = None,
 ) -> None:
     """See `attention_mass`. Reads the lengths on the host; works in the dtype of `scores`."""
     group = q.shape[1] // k_buffer.shape[1]
@@ -35,7 +35,7 @@ def attention_mass_ref(
         entry = torch.arange(end - begin, device=q.device)
         pos = positions[begin:end].long()
         seen = (entry[None, :] <= sees[:, None]) & (pos >= 0)[None, :]
-        if rarely is not None and int(rarely[lane]):
+        if below_uniform is not None and int(below_uniform[lane]):
             weights = (weights < (1.0 / (sees + 1))[:, None, None]).to(scores.dtype)
         mass = weights.masked_fill(~seen[:, None], 0).sum(dim=(0, 1))
         scores[row].index_add_(0, pos[pos >= 0], mass[pos >= 0])

@@ -1,7 +1,7 @@
 """Copy K/V rows between slots, in all layers: checks, then the fastest form for the device.
 
-Every form has the signature of its twin `copy_slots_ref`: indexed runs on the host, one Triton
-launch for all buffers on CUDA; devices without an entry in `_FORMS` run the twin.
+Every form has the signature of its reference `copy_slots_ref`: indexed runs on the host, one Triton
+launch for all buffers on CUDA; devices without an entry in `_FORMS` run the reference.
 """
 
 from collections.abc import Callable, Sequence

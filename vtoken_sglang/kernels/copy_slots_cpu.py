@@ -1,9 +1,9 @@
 """CPU form of `copy_slots`: gathers straight into the destination where that is one long run.
 
 A repack fills whole pages in ascending order, so destinations mostly are a few long runs. Then one
-pass is enough; the twin writes a temporary and copies it a second time. Measured against a plain
-contiguous copy of the same bytes (float32, 768-byte rows, one thread): about 0.75 to 0.86 instead
-of 0.35 to 0.5. With runs as short as a page the call overhead eats the gain.
+pass is enough; the reference writes a temporary and copies it a second time. Measured against a
+plain contiguous copy of the same bytes (float32, 768-byte rows, one thread): about 0.75 to 0.86
+instead of 0.35 to 0.5. With runs as short as a page the call overhead eats the gain.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import torch
 
 from vtoken_sglang.kernels.copy_slots_ref import copy_slots_ref, row_words
 
-_LEAST_MEAN_RUN: Final = 64
+_MIN_MEAN_RUN: Final = 64
 
 
 def copy_slots_cpu(
@@ -21,7 +21,7 @@ def copy_slots_cpu(
 ) -> None:
     """See `copy_slots_ref`; same arguments, same result."""
     ends = torch.nonzero(dst_slots[1:] - dst_slots[:-1] != 1).flatten() + 1
-    if len(dst_slots) < _LEAST_MEAN_RUN * (len(ends) + 1):
+    if len(dst_slots) < _MIN_MEAN_RUN * (len(ends) + 1):
         copy_slots_ref(buffers, src_slots, dst_slots)
         return
     bounds = [0, *ends.tolist(), len(dst_slots)]

@@ -1,4 +1,4 @@
-"""PyTorch twin of the `copy_slots` kernels; the definition they are tested against."""
+"""PyTorch reference of the `copy_slots` kernels; the definition they are tested against."""
 
 from collections.abc import Sequence
 

@@ -30,7 +30,7 @@ tile's K and V one after the other, all but the first from cache."""
 BATCH_TILES = 16
 """Tiles per softmax call: what follows finds their scores in L2."""
 
-MOST_SAMPLED_GROUP = 8
+MAX_SAMPLED_GROUP = 8
 """Query heads per K/V head up to which reading K once per query head from cache is no slower than
 copying it for a matrix product."""
 
@@ -65,7 +65,7 @@ class Geometry:
     @property
     def is_sampled(self) -> bool:
         """Whether scores are taken by `SampledScores`."""
-        return self.k_dtype == torch.float32 and self.group <= MOST_SAMPLED_GROUP
+        return self.k_dtype == torch.float32 and self.group <= MAX_SAMPLED_GROUP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

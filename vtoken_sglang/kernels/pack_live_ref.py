@@ -1,4 +1,4 @@
-"""PyTorch twin of `pack_live`."""
+"""PyTorch reference of `pack_live`."""
 
 from __future__ import annotations
 

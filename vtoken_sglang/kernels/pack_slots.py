@@ -4,7 +4,7 @@ As a loop, for lane `b`:
 
     for pos in range(spans[b]):
         slot = rows[row_ids[b], pos]
-        if slot != 0 or pos >= spans[b] - own_lens[b] or not drop_dead:
+        if slot != 0 or pos >= spans[b] - own_lens[b] or not drop_evicted:
             append slot to lane b
 
 The tokens that a forward computes itself (`own_lens`, the last ones of the span) are alive by
@@ -26,7 +26,7 @@ def pack_slots(
     spans: torch.Tensor,
     own_lens: torch.Tensor,
     *,
-    drop_dead: bool = True,
+    drop_evicted: bool = True,
 ) -> PackedSlots:
     """Pack the rows of a batch into one list of slots per lane.
 
@@ -36,9 +36,9 @@ def pack_slots(
         spans: in, logical length of each lane, shape [bs], integer, at most `width`.
         own_lens: in, how many of the span's last tokens this forward computes, shape [bs],
             integer, at most `spans`.
-        drop_dead: False keeps every entry as it stands (the row read without liveness).
+        drop_evicted: False keeps every entry as it stands (the row read without liveness).
 
     Returns:
         The packed lists. A lane without live tokens and without own tokens is empty.
     """
-    return pack_slots_ref(rows, row_ids, spans, own_lens, drop_dead=drop_dead)
+    return pack_slots_ref(rows, row_ids, spans, own_lens, drop_evicted=drop_evicted)

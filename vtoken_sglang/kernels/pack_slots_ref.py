@@ -1,4 +1,4 @@
-"""PyTorch twin of `pack_slots`."""
+"""PyTorch reference of `pack_slots`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def pack_slots_ref(
     spans: torch.Tensor,
     own_lens: torch.Tensor,
     *,
-    drop_dead: bool = True,
+    drop_evicted: bool = True,
 ) -> PackedSlots:
     """See `pack_slots`."""
     width = int(spans.max()) if spans.numel() else 0
     table = rows[row_ids, :width]
     pos = torch.arange(width, device=rows.device)
     keep = pos < spans.unsqueeze(1)
-    if drop_dead:
+    if drop_evicted:
         own = pos >= (spans - own_lens).unsqueeze(1)
         keep &= (table != 0) | own
     lens = keep.sum(dim=1)

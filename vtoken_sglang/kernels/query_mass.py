@@ -20,7 +20,7 @@ def add_query_mass(
     mass: torch.Tensor,
     *,
     scale: float,
-    rarely: bool = False,
+    below_uniform: bool = False,
 ) -> None:
     """Add to `mass` what the queries give each key, summed over queries and heads.
 
@@ -30,7 +30,7 @@ def add_query_mass(
         sees: in, int64 [queries], how many of the keys, from the first on, each query sees (>= 1).
         mass: in/out, float32 [n].
         scale: factor on q.k.
-        rarely: count, instead of weights, those below an equal share (1 / keys seen).
+        below_uniform: count, instead of weights, those below an equal share (1 / keys seen).
     """
     queries, q_heads, dim = q.shape
     n, kv_heads, _ = keys.shape
@@ -45,6 +45,6 @@ def add_query_mass(
         seen = sees[begin : begin + rows, None]
         hidden = entry[None, :] >= seen
         weights = logits.view(q_heads, count, n).masked_fill_(hidden, float("-inf")).softmax(dim=-1)
-        if rarely:
+        if below_uniform:
             weights = ((weights < 1.0 / seen) & ~hidden).float()
         mass += weights.sum(dim=(0, 1))

@@ -30,7 +30,7 @@ def attention_mass_kernel(
     slots,  # in: int32 or int64
     positions,  # in: int32, -1 = sink
     row_ids,  # in: integer [bs], row of `scores`, 0 = padding or not watched
-    rarely,  # in: int32 [bs], 1 = count weights below an equal share (with HAS_RARELY)
+    below_uniform,  # in: int32 [bs], 1 = count weights below an equal share
     lse,  # in: float32 [num_queries, q_heads], contiguous
     scores,  # in/out: float32 [num_rows, row_stride]
     scale,
@@ -42,7 +42,7 @@ def attention_mass_kernel(
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
-    HAS_RARELY: tl.constexpr,
+    HAS_BELOW_UNIFORM: tl.constexpr,
 ):
     lane = tl.program_id(0)
     row = tl.load(row_ids + lane).to(tl.int64)
@@ -55,8 +55,8 @@ def attention_mass_kernel(
     if num_queries == 0:
         return
     counts = False
-    if HAS_RARELY:
-        counts = tl.load(rarely + lane) != 0
+    if HAS_BELOW_UNIFORM:
+        counts = tl.load(below_uniform + lane) != 0
     dim = tl.arange(0, BLOCK_DIM)
     in_dim = dim < DIM
     for start in range(tl.program_id(1) * BLOCK, length, tl.num_programs(1) * BLOCK):
@@ -79,7 +79,7 @@ def attention_mass_kernel(
                     logit = tl.sum(keys * vector[None, :], axis=1) * scale
                     denominator = tl.load(lse + token * (KV_HEADS * GROUP) + head)
                     weight = tl.exp(logit - denominator)
-                    if HAS_RARELY:
+                    if HAS_BELOW_UNIFORM:
                         share = 1.0 / (length - num_queries + query + 1)
                         weight = tl.where(counts, (weight < share).to(tl.float32), weight)
                     mass += tl.where(seen, weight, 0.0)
@@ -116,7 +116,7 @@ def attention_mass_triton(
     scores: torch.Tensor,
     *,
     scale: float,
-    rarely: torch.Tensor | None = None,
+    below_uniform: torch.Tensor | None = None,
 ) -> None:
     """See `attention_mass`."""
     bs = indptr.numel() - 1
@@ -131,7 +131,7 @@ def attention_mass_triton(
         slots,
         positions,
         row_ids,
-        row_ids if rarely is None else rarely,
+        row_ids if below_uniform is None else below_uniform,
         lse.contiguous(),
         scores,
         scale,
@@ -139,6 +139,6 @@ def attention_mass_triton(
         q.stride(1),
         scores.stride(0),
         num_warps=num_warps(k_buffer.element_size()),
-        HAS_RARELY=rarely is not None,
+        HAS_BELOW_UNIFORM=below_uniform is not None,
         **constants(kv_heads, q.shape[1] // kv_heads, dim),
     )

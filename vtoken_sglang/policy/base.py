@@ -1,5 +1,5 @@
 """What a policy is: it scores live tokens. The runtime decides how many die, protects sinks and
-recent tokens, and marks the victims (DESIGN: policy -> token table -> planner).
+recent tokens, and marks the evicted (DESIGN: policy -> token table -> planner).
 
 A policy says what it must see (`observation`, `reads_keys`); the rest of a view costs nothing.
 """
@@ -40,15 +40,15 @@ class Gather(Enum):
     LAST: the weight from the last observed query alone.
     PROMPT_END: their sum over the last `window` queries of the prompt, as far as the prompt's last
         chunk computed them; nothing afterwards.
-    RARELY: how many observed queries of the history window gave the token less than an equal share
-        (1 / keys seen). The history window is cut at multiples of `window` positions: it holds the
-        block of the last observed query and the one before.
+    BELOW_UNIFORM: how many observed queries of the history window gave the token less than an equal
+        share (1 / keys seen). The history window is cut at multiples of `window` positions: it
+        holds the block of the last observed query and the one before.
     """
 
     TOTAL = "total"
     LAST = "last"
     PROMPT_END = "prompt end"
-    RARELY = "rarely"
+    BELOW_UNIFORM = "below_uniform"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Observation:
     window: int = 0
 
     def __post_init__(self) -> None:
-        if self.window < 1 and self.gather in (Gather.PROMPT_END, Gather.RARELY):
+        if self.window < 1 and self.gather in (Gather.PROMPT_END, Gather.BELOW_UNIFORM):
             raise ValueError(f"Observation: {self.gather} needs a window of at least 1 token")
 
 
@@ -77,7 +77,7 @@ class PolicyView:
 
     Fields:
         positions: int64 [n_live]. Logical positions of the live tokens, strictly ascending.
-            Killed tokens are absent; a position never changes, whatever moves in memory. On the
+            Evicted tokens are absent; a position never changes, whatever moves in memory. On the
             CPU, or on the model's device for a policy that looks at keys or attention.
         logical_len: tokens the request has had so far, dead ones included.
         request_seed: the request's seed, in [0, 2**63).

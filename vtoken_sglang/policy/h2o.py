@@ -3,8 +3,9 @@
 Deviations: one kept set serves all layers and heads, so weights are averaged over query heads and
 sampled layers before they are summed over queries (the paper keeps a set per head and layer); the
 recent half of the budget is the runtime's `recent`; evictions come every `interval` tokens. Tokens
-of a cached prefix count only queries that this request computed itself, unless `seed_scores` gives
-them what an earlier request gathered there. Tokens that no query saw yet count as the best.
+of a cached prefix count only queries that this request computed itself, unless
+`reuse_prefix_scores` gives them what an earlier request gathered there. Tokens that no query saw
+yet count as the best.
 """
 
 from __future__ import annotations

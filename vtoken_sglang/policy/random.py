@@ -1,7 +1,7 @@
 """Random eviction: the control every other policy has to beat.
 
 A token's score is a hash of (seed, position) alone: SplitMix64, https://doi.org/10.1145/2660193.2660195.
-So a token's rank never changes, and arms and repeats with one seed kill the same tokens however
+So a token's rank never changes, and arms and repeats with one seed eviction the same tokens however
 their steps fall. No paper defines this policy; sinks and recent tokens are kept as for the others,
 and one kept set serves all layers and heads.
 """

@@ -16,12 +16,12 @@ from functools import cache
 from importlib.metadata import EntryPoint
 from textwrap import fill, indent
 
-from vtoken_sglang.config_fields import SPECS
 from vtoken_sglang.errors import ConfigError
+from vtoken_sglang.option_specs import SPECS
 from vtoken_sglang.policy.base import Observation, Policy
 from vtoken_sglang.policy.names import BUILT_IN, ENTRY_POINT_GROUP, policy_targets
 
-_COMMON_PARAMETERS = ("budget", "keep", "sink", "recent", "interval", "seed", "seed_scores")
+_COMMON_PARAMETERS = ("budget", "keep", "sink", "recent", "interval", "seed", "reuse_prefix_scores")
 _WIDTH = 96
 
 

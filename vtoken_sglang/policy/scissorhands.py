@@ -6,7 +6,7 @@ and heads, each of which counts for itself, and counts are averaged over query h
 layers (the paper keeps a set per head and shares the budget out over layers); the window is cut at
 multiples of `window` positions, so it holds the last one to two times `window` queries; evictions
 come every `interval` tokens. Tokens that nobody observed, a cached prefix before its first query
-included, were never found unimportant; `seed_scores` gives a cached prefix earlier counts.
+included, were never found unimportant; `reuse_prefix_scores` gives a cached prefix earlier counts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Scissorhands(Policy):
     window: int = 400
 
     def observation(self) -> Observation:
-        return Observation(Gather.RARELY, self.window)
+        return Observation(Gather.BELOW_UNIFORM, self.window)
 
     def score(self, view: PolicyView) -> Tensor:
         assert view.attention is not None

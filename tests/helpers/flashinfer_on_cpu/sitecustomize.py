@@ -25,7 +25,7 @@ def replace_backends(backends: ModuleType) -> None:
 
         from tests.helpers import flashinfer_stand_in as stand_in
         from tests.helpers.attention_batches import CudaOnCpu, StockIndexKernel
-        from vtoken_sglang.engine.attention_flashinfer import VTokenFlashInferAttnBackend
+        from vtoken_sglang.engine.attention.flashinfer import VTokenFlashInferAttnBackend
 
         for name in stand_in.__all__:
             setattr(flashinfer_backend, name, getattr(stand_in, name))
@@ -35,7 +35,7 @@ def replace_backends(backends: ModuleType) -> None:
         register_attention_backend("torch_native")(VTokenFlashInferAttnBackend)
 
     def verify_backend(model_runner: Any, config: Any) -> None:
-        from vtoken_sglang.engine.attention_flashinfer import VTokenFlashInferAttnBackend
+        from vtoken_sglang.engine.attention.flashinfer import VTokenFlashInferAttnBackend
 
         backend = model_runner.attn_backend
         assert type(backend) is VTokenFlashInferAttnBackend, type(backend)
@@ -50,20 +50,20 @@ def tell_live_lengths(hooks: ModuleType) -> None:
     start = hooks._start_runtime
 
     def start_runtime(scheduler: Any, config: Any) -> None:
-        from vtoken_sglang.engine import kv_lens
+        from vtoken_sglang.engine.attention import live_lengths as kv_lens
 
         start(scheduler, config)
         if hooks._runtime is not None:
             kv_lens.uninstall()  # whatever the product installed for a backend it did not find
-            dead_counts = hooks._runtime._reclaimer.dead_counts
-            kv_lens.install(lambda row: int(dead_counts[row]))
+            evicted_counts = hooks._runtime._reclaimer.evicted_counts
+            kv_lens.install(lambda row: int(evicted_counts[row]))
 
     hooks._start_runtime = start_runtime
 
 
 AFTER_IMPORT: dict[str, Callable[[ModuleType], None]] = {
-    "vtoken_sglang.engine.backends": replace_backends,
-    "vtoken_sglang.engine.scheduler_hooks": tell_live_lengths,
+    "vtoken_sglang.engine.attention.backends": replace_backends,
+    "vtoken_sglang.engine.hooks.scheduler": tell_live_lengths,
 }
 
 

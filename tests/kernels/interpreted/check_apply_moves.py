@@ -1,4 +1,4 @@
-"""`apply_moves` in Triton against its twin."""
+"""`apply_moves` in Triton against its reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def random_moves(n: int, *, padding: int = 0) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("n", [0, 1, 3, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
 @pytest.mark.parametrize("padding", [0, 1])
-def test_equals_twin(n: int, padding: int) -> None:
+def test_equals_reference(n: int, padding: int) -> None:
     rows, row_ids, positions, slots = random_moves(n, padding=min(padding, n))
     expected = rows.clone()
     apply_moves_ref(expected, row_ids, positions, slots)
@@ -35,7 +35,7 @@ def test_equals_twin(n: int, padding: int) -> None:
     assert not rows[0].any()
 
 
-def test_twin_equals_loop() -> None:
+def test_reference_equals_loop() -> None:
     rows, row_ids, positions, slots = random_moves(50, padding=5)
     expected = rows.clone()
     for row, pos, slot in zip(row_ids.tolist(), positions.tolist(), slots.tolist(), strict=True):

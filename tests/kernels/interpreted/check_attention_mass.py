@@ -1,4 +1,5 @@
-"""`attention_mass` in Triton against its twin in float64, and the twin against a softmax."""
+"""`attention_mass` in Triton against its reference in float64, and the reference against a
+softmax."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def make_case(
     padding: int = 0,
 ) -> Case:
     q_heads, kv_heads, dim = heads
-    batch = make_batch(spans, dead_share=0.4, padding=padding, seed=11)
+    batch = make_batch(spans, evicted_share=0.4, padding=padding, seed=11)
     counts = [*(queries or [1] * len(spans)), *[1] * padding]
     generator = torch.Generator().manual_seed(5)
     k_buffer = torch.randn(batch.num_slots, kv_heads, dim, generator=generator)
@@ -121,7 +122,7 @@ def test_decode(heads: tuple[int, int, int], k_dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("heads", HEADS[:3], ids=str)
 def test_each_live_token_and_only_those(heads: tuple[int, int, int]) -> None:
-    """Weights of one query token and head sum to 1; dead tokens and padding get nothing."""
+    """Weights of one query token and head sum to 1; evicted tokens and padding get nothing."""
     case = make_case([50, 90], heads, padding=3)
     got = case.run(attention_mass_triton, torch.zeros(case.batch.rows.shape))
     for lane, row in enumerate(case.batch.row_ids[:2].tolist()):
@@ -150,7 +151,7 @@ def test_scores_accumulate() -> None:
     torch.testing.assert_close(scores.double(), wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_the_twin_is_a_softmax() -> None:
+def test_the_reference_is_a_softmax() -> None:
     case = make_case([30], (2, 1, 16))
     row, span = int(case.batch.row_ids[0]), 30
     slots = case.batch.rows[row, :span].long()
@@ -167,11 +168,13 @@ def test_lists_longer_than_one_round_of_splits() -> None:
 
 def test_lanes_that_count_small_weights() -> None:
     case = make_case([40, 300, 70], (8, 2, 64), queries=[1, 3, 1], padding=1)
-    rarely = torch.tensor([1, 1, 0, 1], dtype=torch.int32)
-    counted = partial(attention_mass_triton, rarely=rarely)
+    below_uniform = torch.tensor([1, 1, 0, 1], dtype=torch.int32)
+    counted = partial(attention_mass_triton, below_uniform=below_uniform)
     got = case.run(counted, torch.zeros(case.batch.rows.shape))
-    twin = case.run(partial(attention_mass_ref, rarely=rarely), torch.zeros(case.batch.rows.shape))
-    torch.testing.assert_close(got, twin, atol=1e-5, rtol=1e-5)
+    reference = case.run(
+        partial(attention_mass_ref, below_uniform=below_uniform), torch.zeros(case.batch.rows.shape)
+    )
+    torch.testing.assert_close(got, reference, atol=1e-5, rtol=1e-5)
     first, second, third = case.batch.row_ids[:3].tolist()
     assert got[first].frac().abs().max() == 0
     assert 0 < float(got[first].sum()) < 8 * 40

@@ -1,4 +1,4 @@
-"""`copy_slots` in Triton against its twin: dtypes, row sizes, mixed buffers, odd counts."""
+"""`copy_slots` in Triton against its reference: dtypes, row sizes, mixed buffers, odd counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pack_live` in Triton and its twin, against the loop in its docstring."""
+"""`pack_live` in Triton and its reference, against the loop in its docstring."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def by_loop(batch: Batch, room: list[int]) -> tuple[list[int], list[int], list[i
 @pytest.mark.parametrize("slots_dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_loop(form, slots_dtype: torch.dtype, case: tuple[list[int], float, int]) -> None:
-    spans, dead_share, padding = case
-    batch = make_batch(spans, dead_share=dead_share, padding=padding, seed=len(spans))
+    spans, evicted_share, padding = case
+    batch = make_batch(spans, evicted_share=evicted_share, padding=padding, seed=len(spans))
     slots, positions, lens = by_loop(batch, batch.lens.tolist())
     got_slots = torch.full((len(slots) + 5,), -7, dtype=slots_dtype)
     got_positions = torch.full((len(slots) + 5,), -7, dtype=torch.int32)
@@ -63,7 +63,7 @@ def test_equals_loop(form, slots_dtype: torch.dtype, case: tuple[list[int], floa
 @pytest.mark.parametrize("spans", [[40, 90], [BLOCK + 100, 2 * BLOCK]], ids=str)
 def test_a_prefix_is_the_first_entries(form, spans: list[int]) -> None:
     """Less room than live entries: the list stops early and disturbs no neighbour."""
-    batch = make_batch(spans, dead_share=0.5, seed=3)
+    batch = make_batch(spans, evicted_share=0.5, seed=3)
     room = [5, 11]
     indptr = torch.tensor([0, 5, 16], dtype=torch.int32)
     wanted, _, lens = by_loop(batch, room)
@@ -75,7 +75,7 @@ def test_a_prefix_is_the_first_entries(form, spans: list[int]) -> None:
 
 @pytest.mark.parametrize("form", [pack_live_triton, pack_live_ref])
 def test_a_lane_without_room_writes_nothing(form) -> None:
-    batch = make_batch([30, 20], dead_share=0.5, seed=4)
+    batch = make_batch([30, 20], evicted_share=0.5, seed=4)
     indptr = torch.tensor([0, 0, int(batch.lens[1])], dtype=torch.int32)
     wanted, _, _ = by_loop(batch, [0, int(batch.lens[1])])
     slots = torch.zeros(len(wanted), dtype=torch.int32)
@@ -86,7 +86,7 @@ def test_a_lane_without_room_writes_nothing(form) -> None:
 @pytest.mark.parametrize("form", [pack_live_triton, pack_live_ref])
 def test_more_room_than_live_entries_reads_the_sink(form) -> None:
     """Host and device disagree: the lane's count shows it, and the surplus reads the sink."""
-    batch = make_batch([2000, 9], dead_share=0.99, seed=5)
+    batch = make_batch([2000, 9], evicted_share=0.99, seed=5)
     room = [int(batch.lens[0]) + 1500, int(batch.lens[1])]
     indptr = torch.tensor([0, room[0], sum(room)], dtype=torch.int32)
     wanted, positions, lens = by_loop(batch, room)
@@ -100,7 +100,7 @@ def test_more_room_than_live_entries_reads_the_sink(form) -> None:
 
 @pytest.mark.parametrize("max_span", [300, BLOCK, 4 * BLOCK])
 def test_any_bound_on_the_span_will_do(max_span: int) -> None:
-    batch = make_batch([300, 200], dead_share=0.5, width=4 * BLOCK, seed=6)
+    batch = make_batch([300, 200], evicted_share=0.5, width=4 * BLOCK, seed=6)
     wanted, _, _ = by_loop(batch, batch.lens.tolist())
     slots = torch.zeros(len(wanted), dtype=torch.int32)
     pack_live_triton(batch.rows, batch.row_ids, batch.spans, batch.indptr, slots, max_span=max_span)

@@ -32,9 +32,10 @@ class Batch:
 
 
 def make_batch(
-    spans: list[int], *, dead_share: float, padding: int = 0, width: int = 0, seed: int = 0
+    spans: list[int], *, evicted_share: float, padding: int = 0, width: int = 0, seed: int = 0
 ) -> Batch:
-    """Give lane i of `spans` its own row, in shuffled rows and slots; kill `dead_share` of it.
+    """Give lane i of `spans` its own row, in shuffled rows and slots; eviction `evicted_share` of
+    it.
 
     The last position of a lane stays alive, as in a server.
     """
@@ -49,7 +50,7 @@ def make_batch(
     for row, span in zip(row_ids.tolist(), spans, strict=True):
         rows[row] = 9_999_999  # never to be read past the span
         slots = free[taken : taken + span].clone()
-        slots[: span - 1][torch.rand(max(span - 1, 0), generator=generator) < dead_share] = 0
+        slots[: span - 1][torch.rand(max(span - 1, 0), generator=generator) < evicted_share] = 0
         rows[row, :span] = slots
         taken += span
         lens.append(int((slots != 0).sum()))

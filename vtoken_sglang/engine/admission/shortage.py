@@ -1,0 +1,141 @@
+"""What is done when the pool is short, before SGLang takes a request back.
+
+    empty pages go back     at every safe point, without asking
+    looks ahead of time    when less than a page per running request is left
+    copy-on-write          with them, where the cost rule finds that it pays under pressure
+    the radix tree         SGLang evicts what nobody holds, as for any allocation
+    retraction             SGLang takes requests back, which are then computed again from the start
+
+What the tree holds for nobody counts as free throughout: a warm server's free list is empty, and
+looking ahead of time for every page it evicts would make the interval meaningless. EvictionPass
+ahead of time therefore come before the last of it is evicted, not before the first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from vtoken_sglang.engine.admission.demand import Capacity
+from vtoken_sglang.engine.runtime.page_pool import AllocatorPagePool
+from vtoken_sglang.engine.statistics import Statistics
+
+logger = logging.getLogger(__name__)
+
+# Rounds of look, copy and commit before one decode step; the first frees empty pages, the second
+# what its copies emptied.
+MAX_ROUNDS = 3
+# Passes in which a chunk finds no room while nothing else runs, before its request is given up.
+MAX_IDLE_PASSES = 64
+
+
+class Relief:
+    """Makes room before a decode step. Scheduler thread only.
+
+    `work(batch)` looks at the requests of a batch ahead of time, reclaims, and waits for copies.
+    `settle()` only waits for copies. That is done, and a chunk without room taken back, when not
+    `enabled`, too: SGLang knows of neither, and would end the last request for want of their pages.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        capacity: Capacity,
+        pool: AllocatorPagePool,
+        statistics: Statistics,
+        work: Callable[[Any], None],
+        settle: Callable[[], None],
+        enabled: bool,
+    ) -> None:
+        self._scheduler, self._capacity, self._pool = scheduler, capacity, pool
+        self._statistics, self._work, self._settle = statistics, work, settle
+        self._enabled = enabled
+        self._idle_passes = 0
+        self._gained_pages = 0
+
+    def wanted(self, running: int) -> bool:
+        """Whether requests should be looked at ahead of time in this safe point, when `running`
+        of them may each open a page in the step that follows."""
+        return self._enabled and (self._stalled or self._pool.free_pages() < running)
+
+    def gained(self, pages: int | None) -> None:
+        """What the last safe point returned, looking ahead of time; None if it did not."""
+        self._gained_pages = 0 if pages is None else self._gained_pages + max(0, pages)
+
+    def before_decode(self, batch: Any) -> None:
+        """Entry of `Scheduler.update_running_batch`, which retracts when the step does not fit.
+
+        Nothing was allocated since the safe point, and no forward was launched: rows may still
+        change. Requests whose last token is in flight free their pages without us.
+        """
+        if self._scheduler._reqs_finishing_inflight(batch):
+            return
+        need = batch.new_tokens_required_next_decode()
+        if not self._enabled:
+            if not self._has(need):
+                self._settle()
+            if not self._has(need):
+                self._gives_up_chunk()
+            return
+        if self._has(need):
+            held_back = self._gained_pages * self._pool.page_size
+            self._statistics.retractions_avoided += bool(need) and not self._has(need + held_back)
+            return
+        for _ in range(MAX_ROUNDS):
+            self._work(batch)
+            if self._has(need):
+                self._statistics.retractions_avoided += 1
+                return
+        if self._gives_up_chunk() and self._has(need):
+            self._statistics.retractions_avoided += 1
+
+    @property
+    def _stalled(self) -> bool:
+        # The chunked request may have been aborted since it found no room.
+        return self._capacity.stalled and self._scheduler.chunked_req is not None
+
+    def _has(self, tokens: int) -> bool:
+        return self._pool.free_pages() * self._pool.page_size >= tokens
+
+    def _gives_up_chunk(self) -> bool:
+        """Take back a chunked request that found no room: it holds pages and cannot go on, while
+        the others can. Only when no chunk of it is in flight."""
+        request = self._scheduler.chunked_req
+        if not self._stalled or request.inflight_middle_chunks:
+            return False
+        from sglang.srt.managers.schedule_batch import release_req
+
+        scheduler = self._scheduler
+        release_req(
+            req=request,
+            remaing_req_count=0,
+            req_to_token_pool=scheduler.req_to_token_pool,
+            token_to_kv_pool_allocator=scheduler.token_to_kv_pool_allocator,
+            tree_cache=scheduler.tree_cache,
+            hisparse_coordinator=None,
+        )
+        scheduler.chunked_req = None
+        self._capacity.stalled = False
+        scheduler._add_request_to_queue(request, is_retracted=True)
+        return True
+
+    def watch(self, running: int) -> None:
+        """A chunk that finds no room while nothing else runs waits in vain: end its request."""
+        request = self._scheduler.chunked_req
+        if not self._stalled or running:
+            self._idle_passes = 0
+            return
+        self._idle_passes += 1
+        if self._idle_passes < MAX_IDLE_PASSES:
+            return
+        from sglang.srt.managers.io_struct import AbortReq
+
+        logger.error(
+            "request %s was ended: the pool holds %d tokens and its next chunk found no room in "
+            "them, though nothing else ran",
+            request.rid,
+            self._capacity.tokens,
+        )
+        self._idle_passes = 0
+        self._scheduler.abort_request(AbortReq(rid=request.rid))

@@ -1,0 +1,1 @@
+"""SGLang's attention backends, reading live tokens only."""

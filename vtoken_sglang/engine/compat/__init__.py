@@ -1,0 +1,1 @@
+"""What is refused, by name, before anything would be half-served."""

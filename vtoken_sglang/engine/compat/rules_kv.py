@@ -1,0 +1,215 @@
+"""Refused arguments that change where KV lives, who moves it, or how attention reads it."""
+
+from __future__ import annotations
+
+from vtoken_sglang.engine.compat.rule import Ask, Rule, Trigger
+from vtoken_sglang.engine.compat.triggers import (
+    BACKEND_FIELDS,
+    any_of,
+    ask,
+    backend,
+    device,
+    differs,
+    environment,
+    flexkv_backend,
+    full_prefill_graph,
+    kv_dtype,
+    split_backends,
+    switch,
+)
+
+KV_RULES: tuple[Rule, ...] = (
+    Rule(
+        name="hicache",
+        flag="--enable-hierarchical-cache",
+        trigger=switch("enable_hierarchical_cache", "--enable-hierarchical-cache"),
+        reason="copies to and from the host are not fenced against moved tokens",
+        remedy="drop the flag; the prefix cache on the device stays",
+        asks=(ask("--enable-hierarchical-cache"),),
+    ),
+    Rule(
+        name="lmcache",
+        flag="--enable-lmcache",
+        trigger=switch("enable_lmcache", "--enable-lmcache"),
+        reason="it replaces the prefix cache and reads rows on its own",
+        remedy="drop the flag; the prefix cache on the device stays",
+        asks=(ask("--enable-lmcache"),),
+    ),
+    Rule(
+        name="flexkv",
+        flag="--enable-flexkv, --radix-cache-backend flexkv",
+        trigger=any_of(
+            switch("enable_flexkv", "--enable-flexkv"),
+            Trigger(fields=("radix_cache_backend",), find=flexkv_backend),
+        ),
+        reason="it replaces the prefix cache and reads rows on its own",
+        remedy="drop the flag; the prefix cache on the device stays",
+        asks=(ask("--enable-flexkv"), ask("--radix-cache-backend flexkv")),
+    ),
+    Rule(
+        name="external-linker",
+        flag="--enable-unified-cache-external-linker",
+        trigger=switch(
+            "enable_unified_cache_external_linker", "--enable-unified-cache-external-linker"
+        ),
+        reason="transfers to the external store are not fenced against moved tokens",
+        remedy="drop the flag; the prefix cache on the device stays",
+        asks=(ask("--enable-unified-cache-external-linker"),),
+    ),
+    Rule(
+        name="unified-memory",
+        flag="--enable-unified-memory, --enable-page-major-kv-layout",
+        trigger=any_of(
+            switch("enable_unified_memory", "--enable-unified-memory"),
+            switch("enable_page_major_kv_layout", "--enable-page-major-kv-layout"),
+        ),
+        reason="slots are virtual, or a page holds all layers, and SGLang moves them itself",
+        remedy="drop the flag; the plain per-layer KV buffers are used",
+        asks=(
+            ask("--enable-unified-memory", stopped=True),
+            ask("--enable-page-major-kv-layout", stopped=True),
+        ),
+    ),
+    Rule(
+        name="hisparse",
+        flag="--enable-hisparse",
+        trigger=switch("enable_hisparse", "--enable-hisparse"),
+        reason="it keeps its own map from positions to slots",
+        remedy="drop the flag",
+        asks=(ask("--enable-hisparse", stopped=True),),
+    ),
+    Rule(
+        name="kv-sharding",
+        flag="--enable-kv-cache-sharding",
+        trigger=switch("enable_kv_cache_sharding", "--enable-kv-cache-sharding"),
+        reason="a rank holds only a stripe of every page",
+        remedy="drop the flag",
+        asks=(ask("--enable-kv-cache-sharding", stopped=True),),
+    ),
+    Rule(
+        name="session-radix-cache",
+        flag="--enable-session-radix-cache",
+        trigger=switch("enable_session_radix_cache", "--enable-session-radix-cache"),
+        reason="sessions count references that a fork of the prefix would not return",
+        remedy="drop the flag; the plain prefix cache is used",
+        asks=(ask("--enable-session-radix-cache"),),
+    ),
+    Rule(
+        name="routed-experts",
+        flag="--enable-return-routed-experts, --enable-return-indexer-topk",
+        trigger=any_of(
+            switch("enable_return_routed_experts", "--enable-return-routed-experts"),
+            switch("enable_return_indexer_topk", "--enable-return-indexer-topk"),
+        ),
+        reason="captured values are stored by slot and read back through the row",
+        remedy="drop the flag",
+        asks=(ask("--enable-return-routed-experts"), ask("--enable-return-indexer-topk")),
+    ),
+    Rule(
+        name="kv-canary",
+        flag="--kv-canary",
+        trigger=differs("kv_canary", "--kv-canary", "none"),
+        reason="it expects every slot of a row to stay where it was written",
+        remedy="use --vtoken-check to check every step; it knows about moved tokens",
+        asks=(ask("--kv-canary log"),),
+    ),
+    Rule(
+        name="memory-saver",
+        flag="--enable-memory-saver",
+        trigger=switch("enable_memory_saver", "--enable-memory-saver"),
+        reason="the KV buffers can be unmapped under a copy",
+        remedy="drop the flag",
+        asks=(ask("--enable-memory-saver"),),
+    ),
+    Rule(
+        name="kv-dtype",
+        flag="--kv-cache-dtype other than auto, bf16, bfloat16",
+        trigger=Trigger(fields=("kv_cache_dtype",), find=kv_dtype),
+        reason="moved and scored tokens are tested on unquantised KV only",
+        remedy="pass --kv-cache-dtype bfloat16, or auto for an unquantised checkpoint",
+        asks=(
+            ask("--kv-cache-dtype nvfp4", stopped=True),
+            ask("--kv-cache-dtype fp4_mx_block16", stopped=True),
+            ask("--kv-cache-dtype mxfp8", stopped=True),
+            ask("--kv-cache-dtype fp8_e4m3"),
+            ask("--kv-cache-dtype fp8_e5m2"),
+        ),
+    ),
+    Rule(
+        name="attention-backend",
+        flag="--attention-backend other than flashinfer, triton, torch_native",
+        trigger=Trigger(fields=tuple(name for name, _ in BACKEND_FIELDS), find=backend),
+        reason="it would read rows without skipping evicted tokens",
+        remedy="pass --attention-backend flashinfer on an NVIDIA GPU, torch_native on a CPU",
+        asks=(
+            ask("--attention-backend fa3"),
+            ask("--attention-backend flex_attention"),
+            ask("--attention-backend trtllm_mha", stopped=True),
+            ask("--prefill-attention-backend fa3 --decode-attention-backend fa3"),
+        ),
+    ),
+    Rule(
+        name="split-backends",
+        flag="different --prefill-attention-backend and --decode-attention-backend",
+        trigger=Trigger(fields=tuple(name for name, _ in BACKEND_FIELDS), find=split_backends),
+        reason="the wrapper around the two is not one of ours",
+        remedy="pass only --attention-backend",
+        asks=(ask("--attention-backend torch_native --prefill-attention-backend triton"),),
+    ),
+    Rule(
+        name="full-prefill-graph",
+        flag="--cuda-graph-backend-prefill full",
+        trigger=Trigger(
+            fields=("cuda_graph_config", "cuda_graph_backend_prefill"), find=full_prefill_graph
+        ),
+        reason="the graph is captured over row lengths, live lengths come later",
+        remedy="leave --cuda-graph-backend-prefill at its default, or pass disabled",
+        asks=(ask("--cuda-graph-backend-prefill full"),),
+    ),
+    Rule(
+        name="torch-compile",
+        flag="--enable-torch-compile",
+        trigger=switch("enable_torch_compile", "--enable-torch-compile"),
+        reason="host-side live lengths could be compiled in as constants",
+        remedy="drop the flag",
+        asks=(ask("--enable-torch-compile"),),
+    ),
+    Rule(
+        name="mega-kernels",
+        flag="--enable-nvidia-megakernel, --enable-amd-monokernel",
+        trigger=any_of(
+            switch("enable_nvidia_megakernel", "--enable-nvidia-megakernel"),
+            switch("enable_amd_monokernel", "--enable-amd-monokernel"),
+        ),
+        reason="fused decode kernels pass the attention backend by",
+        remedy="drop the flag",
+        asks=(
+            ask("--enable-nvidia-megakernel", stopped=True),
+            ask("--enable-amd-monokernel", stopped=True),
+        ),
+    ),
+    Rule(
+        name="strip-thinking",
+        flag="--strip-thinking-cache",
+        trigger=switch("strip_thinking_cache", "--strip-thinking-cache"),
+        reason="a finished request returns its KV in two pieces cut at the prompt",
+        remedy="drop the flag",
+        asks=(ask("--strip-thinking-cache"),),
+    ),
+    Rule(
+        name="kv-layout",
+        flag="SGLANG_USE_HND_KVCACHE=1",
+        trigger=environment("SGLANG_USE_HND_KVCACHE"),
+        reason="a token's heads lie apart, copies move one row per token",
+        remedy="unset SGLANG_USE_HND_KVCACHE",
+        asks=(Ask(environ={"SGLANG_USE_HND_KVCACHE": "1"}),),
+    ),
+    Rule(
+        name="device",
+        flag="--device other than cuda, cpu",
+        trigger=Trigger(fields=("device",), find=device),
+        reason="no kernels and no tests exist for it",
+        remedy="use an NVIDIA GPU or --device cpu",
+        asks=(ask("--device npu", stopped=True),),
+    ),
+)

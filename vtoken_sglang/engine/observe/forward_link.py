@@ -1,0 +1,69 @@
+"""How the attention backend finds what to observe: the forward's plan carries it.
+
+`KVLocPlan` is made per forward and reaches the backend in every mode, so what was prepared for a
+forward is kept under its plan and goes when the plan goes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
+
+from vtoken_sglang.engine.attention import live_lengths as kv_lens
+from vtoken_sglang.engine.observe.lanes import ForwardObservation
+from vtoken_sglang.engine.observe.observer import Observer
+from vtoken_sglang.kernels.cpu_decode import LaneWeights
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True)
+class LayerObserver:
+    """What each layer of one forward shows to the observer."""
+
+    observer: Observer
+    forward: ForwardObservation
+
+    def show(self, layer_id: int, q: torch.Tensor, scale: float) -> None:
+        """Queries, [tokens, q_heads, dim], and the factor on q.k; the keys are in the pool."""
+        self.observer.on_layer(self.forward, layer_id, q, scale)
+
+    def weights_seen(self, layer_id: int, q_heads: int) -> Callable[[LaneWeights], None] | None:
+        """What a decode shows its weights to; None for a layer that is not observed."""
+        if layer_id not in self.observer.layers:
+            return None
+
+        def seen(weights: LaneWeights) -> None:
+            self.observer.on_weights(self.forward, layer_id, q_heads, weights.of)
+
+        return seen
+
+
+_observed: weakref.WeakKeyDictionary[KVLocPlan, LayerObserver] = weakref.WeakKeyDictionary()
+
+
+def install_observer(observer: Observer) -> None:
+    """Prepare every later forward of this process. Raises HookError if SGLang is not patched."""
+
+    def prepare(plan: KVLocPlan, batch: ScheduleBatch, forward_batch: ForwardBatch) -> None:
+        is_decode = forward_batch.forward_mode.is_decode()
+        forward = observer.prepare(batch, is_decode, forward_batch.req_pool_indices)
+        if forward is not None:
+            _observed[plan] = LayerObserver(observer, forward)
+
+    kv_lens.add(prepare)
+
+
+def layer_observer(forward_batch: ForwardBatch) -> LayerObserver | None:
+    """What each layer of this forward calls; None if nothing of it is observed."""
+    if not _observed:
+        return None
+    plan: KVLocPlan | None = getattr(forward_batch, "kv_loc_plan", None)
+    return None if plan is None else _observed.get(plan)

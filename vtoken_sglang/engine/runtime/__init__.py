@@ -1,0 +1,1 @@
+"""What one scheduler process keeps and does at the safe point."""

@@ -1,0 +1,50 @@
+"""The copy engine that fits the device, wired to SGLang's forwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from vtoken_sglang.core.copy_engine import CopyEngine, SyncCopyEngine, ThreadCopyEngine
+from vtoken_sglang.errors import HookError
+from vtoken_sglang.options import VTokenConfig
+
+
+def make_copy_engine(scheduler: Any, config: VTokenConfig) -> CopyEngine:
+    """Copies on the CPU run in a worker thread, or at once with `--vtoken-copy sync`.
+
+    On CUDA they run on a stream of their own, behind an event recorded after every launched
+    forward (patch `forward-done-listener`). `sync` there is a matter of when the commit may happen,
+    not of the stream, so it is the runtime that waits.
+
+    Raises:
+        HookError: CUDA without the patched call-out, or with another listener on it.
+    """
+    device = torch.device(scheduler.token_to_kv_pool_allocator.device)
+    if device.type != "cuda":
+        return SyncCopyEngine() if config.copy == "sync" else ThreadCopyEngine()
+    from vtoken_sglang.core.stream_copy import StreamCopyEngine
+
+    engine = StreamCopyEngine(device)
+    owner = type(scheduler)
+    if getattr(owner, "forward_done_listener", engine) is not None:
+        raise HookError("forward-done-listener", "is missing or taken by another plugin")
+    _compile_kernels(scheduler)
+
+    def note(_scheduler: Any, _batch: Any) -> None:
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream())
+        engine.note_forward(event)
+
+    owner.forward_done_listener = note
+    return engine
+
+
+def _compile_kernels(scheduler: Any) -> None:
+    """Triton compiles at the first launch: here, not in the first safe point that moves a token."""
+    from vtoken_sglang.kernels import triton_apply_moves, triton_copy_slots
+
+    pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
+    triton_copy_slots.warm_up([*pool.k_buffer, *pool.v_buffer])
+    triton_apply_moves.warm_up(scheduler.req_to_token_pool.req_to_token)

@@ -1,0 +1,1 @@
+"""Copy-on-write of prefixes that the radix tree owns."""
