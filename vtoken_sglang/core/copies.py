@@ -7,7 +7,7 @@ orphan ──fence passed──▶ destinations free          (never before: a l
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -76,17 +76,12 @@ class CopiesInFlight:
         copier: CopyEngine,
         check: bool,
         identity: Identity | None,
-        on_fork: Callable[[Row, int], None] | None = None,
     ) -> None:
-        """`on_fork(row, new_protected_len)`: a fork was committed; the tree's pages above that
-        length are no longer the row's, so the engine gives up its lock on them, in this safe
-        point."""
         self._rows = rows
         self._buffers = buffers
         self._copier = copier
         self._check = check
         self._identity = identity
-        self._on_fork = on_fork
         self.pending: dict[Row, PendingCopy] = {}
         self.orphans: list[tuple[Int64Array, Fence]] = []
         self.corrupt_copies = 0
@@ -150,9 +145,6 @@ class CopiesInFlight:
         finally:
             # Host state of the rows committed so far has changed: their entries must follow.
             done.moved_tokens = writes.flush(self._rows)
-            if self._on_fork is not None:
-                for row, new_protected_len in done.forked:
-                    self._on_fork(row, new_protected_len)
         self._release_orphans(done)
         return done
 

@@ -80,6 +80,8 @@ class StepReport:
             destination pages taken from the pool for them.
         pending: repacks in flight after this step.
         held_pages: destination pages held after this step (pending and orphaned copies).
+        forked: (row, new tree-owned length) of forks that were committed: the engine gives up its
+            lock on the tree's pages above that length, in this safe point.
     """
 
     committed: int = 0
@@ -92,3 +94,4 @@ class StepReport:
     taken_pages: int = 0
     pending: int = 0
     held_pages: int = 0
+    forked: tuple[tuple[Row, int], ...] = ()

@@ -16,7 +16,7 @@ All of this changes in the scheduler thread only. The copy itself runs elsewhere
 nothing but K/V rows nobody else writes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -55,11 +55,10 @@ class Reclaimer:
         copier: CopyEngine,
         settings: ReclaimSettings,
         identity: Identity | None = None,
-        on_fork: Callable[[Row, int], None] | None = None,
     ) -> None:
         """`rows`: int32 [num_rows, width], the engine's req_to_token. `buffers`: K and V of every
         layer, [num_slots, heads, dim]. `identity`: the engine's (generation, record) of a row now;
-        asked again before every commit. `on_fork`: see `CopiesInFlight`."""
+        asked again before every commit."""
         self._rows = RequestRows(rows)
         self._page_reads = PageReads(self._rows)
         self._pool = pool
@@ -72,7 +71,6 @@ class Reclaimer:
             copier=copier,
             check=settings.check,
             identity=identity,
-            on_fork=on_fork,
         )
 
     # -- requests -------------------------------------------------------------------------------
@@ -217,6 +215,7 @@ class Reclaimer:
             taken_pages=sum(len(plan.dst_pages) for plan in plans),
             pending=len(self.copies.pending),
             held_pages=self.copies.held_pages() if self.copies.busy else 0,
+            forked=tuple(done.forked),
         )
 
     def fork(self, row: Row, new_protected_len: int) -> RepackPlan | None:
@@ -239,14 +238,27 @@ class Reclaimer:
         self._submit([plan])
         return plan
 
-    def drain(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for all copies, then commit or release everything. True if
-        nothing is held afterwards. Raises CopyFailedError after that, if a copy failed."""
+    def settle(self, timeout: float) -> StepReport:
+        """Wait up to `timeout` seconds for all copies, then commit or release everything, now.
+        Raises CopyFailedError after that, if a copy failed."""
         self.copies.wait(timeout)
         done = self.copies.settle(self._tables)
         self._release([*done.source_pages, *done.orphan_pages])
         if done.failures:
             raise done.failures[0]
+        return StepReport(
+            committed=done.committed,
+            dropped=done.dropped,
+            moved_tokens=done.moved_tokens,
+            freed_source_pages=sum(map(len, done.source_pages)),
+            pending=len(self.copies.pending),
+            held_pages=self.copies.held_pages(),
+            forked=tuple(done.forked),
+        )
+
+    def drain(self, timeout: float) -> bool:
+        """`settle`; whether nothing is held afterwards."""
+        self.settle(timeout)
         return not self.copies.busy
 
     def _release(self, pages: list[Int64Array]) -> None:

@@ -13,6 +13,7 @@ pytest.importorskip("sglang", reason="needs SGLang")
 
 from tests.helpers.fake_engine import DIM, HEADS, LAYERS, FakeEngine, FakeRequest, MakeEngine
 from vtoken_sglang.core.device_work import WorkAtOnce
+from vtoken_sglang.engine.runtime.forwards import forward_lanes
 
 H2O: dict[str, Any] = {"policy": "h2o", "keep": 0.5, "budget": None, "sink": 0, "recent": 8}
 WANTED = 16.0
@@ -27,9 +28,9 @@ def admit(sim: FakeEngine, rid: str, prompt_len: int, **options: Any) -> FakeReq
 
 def forward(sim: FakeEngine, *requests: FakeRequest, wanted: int) -> None:
     """What a decode step shows: every request's query loves its token at position `wanted`."""
-    batch = SimpleNamespace(reqs=list(requests))
+    batch: Any = SimpleNamespace(reqs=list(requests))
     observer = sim.runtime.observer
-    seen = observer.prepare(batch, is_decode=True)
+    seen = observer.prepare(forward_lanes(sim.runtime, batch, is_decode=True), is_decode=True)
     assert seen is not None
 
     def weights_of(lane: int) -> torch.Tensor:
@@ -73,7 +74,7 @@ def test_a_row_that_ends_gives_its_scores_back(engine: MakeEngine) -> None:
     assert len(sim.runtime.observer._free) == free - 1
     sim.retract(request)
     assert len(sim.runtime.observer._free) == free
-    assert not sim.runtime.observer._watched
+    assert not sim.runtime.states
     sim.enter(request)
     sim.prefill(request)
     run(sim, request, 2)
@@ -101,7 +102,7 @@ class LateWork:
 def late(engine: MakeEngine) -> tuple[FakeEngine, LateWork]:
     sim = engine(**H2O)
     work = LateWork()
-    sim.runtime._looks._work = work
+    sim.runtime._evictions._work = work
     return sim, work
 
 
@@ -152,14 +153,14 @@ def test_snapkv_does_not_prune_a_prompt_that_it_has_not_seen_the_end_of(
     observer = sim.runtime.observer
     for end in (32, 64):
         start, _ = request.kv.kv_allocated_len, sim.extend(request, end)
-        batch = SimpleNamespace(reqs=[request], prefix_lens=[start], extend_lens=[end - start])
-        assert observer.prepare(batch, is_decode=False) is None
+        batch: Any = SimpleNamespace(reqs=[request], prefix_lens=[start], extend_lens=[end - start])
+        assert observer.prepare(forward_lanes(sim.runtime, batch, False), is_decode=False) is None
         sim.safe_point()
         assert len(sim.seen(request)) == end
     sim.extend(request, 96)
     sim.scheduler.chunked_req = None
-    batch = SimpleNamespace(reqs=[request], prefix_lens=[64], extend_lens=[32])
-    seen = observer.prepare(batch, is_decode=False)
+    batch: Any = SimpleNamespace(reqs=[request], prefix_lens=[64], extend_lens=[32])
+    seen = observer.prepare(forward_lanes(sim.runtime, batch, False), is_decode=False)
     assert seen is not None
     for layer in range(LAYERS):
         observer.on_layer(seen, layer, torch.randn(32, HEADS, DIM), 1.0)

@@ -20,13 +20,18 @@ from vtoken_sglang.core import device_work
 from vtoken_sglang.core.device_work import WorkAtOnce, WorkBehindForwards
 from vtoken_sglang.core.stream_copy import StreamCopyEngine
 from vtoken_sglang.engine.observe import decode_tap as observation_tap
-from vtoken_sglang.engine.runtime.eviction_pass import EvictionPass
+from vtoken_sglang.engine.runtime.eviction_pass import (
+    EvictionPass,
+    take_selection,
+    wait_for_selections,
+)
 from vtoken_sglang.kernels.attention_mass_ref import attention_mass_ref
 from vtoken_sglang.kernels.pack_live_ref import pack_live_ref
 from vtoken_sglang.options import RequestOptions, VTokenConfig
 from vtoken_sglang.policy.base import Policy, PolicyError, PolicyView
 from vtoken_sglang.policy.eviction import EvictionPlan, plan_eviction
 
+CPU = torch.device("cpu")
 SCORING = [*OBSERVING, "knorm", "keydiff"]
 OPTIONS = RequestOptions.resolve(VTokenConfig(policy="h2o", keep=0.5, sink=2, recent=10), None)
 
@@ -114,9 +119,9 @@ def test_nothing_is_read_back_on_the_decode_path(
     policy = policy_named(name)
     plain = Sim(policy, 120, 5)
     fill(plain)
-    at_once = EvictionPass(plain.observer, WorkAtOnce(), torch.device("cpu"))
-    at_once.start(plain.row, plain, policy, look_at(plain))
-    expected = at_once.arrived(plain.row, plain)
+    at_once = EvictionPass(plain.observer, WorkAtOnce(), CPU, 1)
+    at_once.start(plain.state, policy, look_at(plain))
+    expected = take_selection(plain.state)
     assert expected is not None
     assert len(expected) > 30
 
@@ -132,21 +137,21 @@ def test_nothing_is_read_back_on_the_decode_path(
         return empty(shape, **options)
 
     monkeypatch.setattr(device_work.torch, "empty", staging)
-    looks = EvictionPass(sim.observer, work, torch.device("cpu"))
-    looks.start(sim.row, sim, policy, look_at(sim))
-    assert looks.waiting(sim.row)
-    assert looks.arrived(sim.row, sim) is None
+    passes = EvictionPass(sim.observer, work, CPU, 1)
+    passes.start(sim.state, policy, look_at(sim))
+    assert sim.state.selection is not None
+    assert take_selection(sim.state) is None
     assert copied == [1 + len(expected)]
     streams.passed = True
     order = ["forward waits for schedule", "on forward", "event on forward"]
     assert streams.calls[-3:] == order
     assert "host waits" not in streams.calls
-    looks.wait()
+    wait_for_selections([sim.state])
     assert streams.calls[-1] == "host waits"  # only ever asked for when memory is short
-    evicted = looks.arrived(sim.row, sim)
+    evicted = take_selection(sim.state)
     assert evicted is not None
     assert evicted.tolist() == expected.tolist()
-    assert not looks.waiting(sim.row)
+    assert sim.state.selection is None
 
 
 class Peeks(Policy):
@@ -160,9 +165,9 @@ class Peeks(Policy):
 def test_the_stand_in_notices_a_policy_that_reads() -> None:
     sim = Sim(Peeks(), 120, 5, on_device=on_device)
     fill(sim)
-    looks = EvictionPass(sim.observer, WorkAtOnce(), torch.device("cpu"))
+    passes = EvictionPass(sim.observer, WorkAtOnce(), CPU, 1)
     with pytest.raises(PolicyError, match="host wait") as caught:
-        looks.start(sim.row, sim, Peeks(), look_at(sim))
+        passes.start(sim.state, Peeks(), look_at(sim))
     assert isinstance(caught.value.__cause__, HostReadError)
 
 
@@ -186,18 +191,6 @@ def test_the_stand_in_refuses_every_kind_of_read(read: Any) -> None:
         read(on_device(torch.arange(4)))
 
 
-def test_a_look_of_an_earlier_request_is_dropped() -> None:
-    sim = Sim(policy_named("h2o"), 120, 5)
-    fill(sim)
-    looks = EvictionPass(sim.observer, WorkAtOnce(), torch.device("cpu"))
-    looks.start(sim.row, "first", sim.policy, look_at(sim))
-    assert looks.arrived(sim.row, "second") is None
-    assert not looks.waiting(sim.row)
-    looks.start(sim.row, "first", sim.policy, look_at(sim))
-    looks.forget(sim.row)
-    assert looks.arrived(sim.row, "first") is None
-
-
 class NotFinite(Policy):
     reads_keys = True
 
@@ -207,10 +200,10 @@ class NotFinite(Policy):
 
 def test_scores_that_are_not_finite_are_refused_when_they_arrive() -> None:
     sim = Sim(NotFinite(), 120, 5)
-    looks = EvictionPass(sim.observer, WorkAtOnce(), torch.device("cpu"))
-    looks.start(sim.row, sim, NotFinite(), look_at(sim))
+    passes = EvictionPass(sim.observer, WorkAtOnce(), CPU, 1)
+    passes.start(sim.state, NotFinite(), look_at(sim))
     with pytest.raises(PolicyError, match="must be finite"):
-        looks.arrived(sim.row, sim)
+        take_selection(sim.state)
 
 
 def test_a_copy_waits_for_a_look_that_still_reads_keys() -> None:

@@ -55,7 +55,7 @@ def tell_live_lengths(hooks: ModuleType) -> None:
         start(scheduler, config)
         if hooks._runtime is not None:
             kv_lens.uninstall()  # whatever the product installed for a backend it did not find
-            evicted_counts = hooks._runtime._reclaimer.evicted_counts
+            evicted_counts = hooks._runtime.reclaimer.evicted_counts
             kv_lens.install(lambda row: int(evicted_counts[row]))
 
     hooks._start_runtime = start_runtime

@@ -49,11 +49,14 @@ def _verify_scheduler(scheduler: Any, config: VTokenConfig) -> None:
 def _start_runtime(scheduler: Any, config: VTokenConfig) -> None:
     global _runtime
     if config.prunes:
-        from vtoken_sglang.engine.observe.forward_link import install_observer
+        import torch
+
+        from vtoken_sglang.engine.runtime.forwards import install
         from vtoken_sglang.engine.runtime.runtime import Runtime
 
         _runtime = Runtime(scheduler, config)
-        install_observer(_runtime.observer)
+        device = torch.device(scheduler.token_to_kv_pool_allocator.device)
+        install(_runtime, device)
 
 
 def before_schedule(original: Callable[..., Any], scheduler: Any, **batches: Any) -> Any:
@@ -100,9 +103,7 @@ def keep_prompt_private(
 def drain_when_idle(original: Callable[..., Any], scheduler: Any) -> Any:
     """AROUND `Scheduler.on_idle`: the leak check must find nothing held by a copy."""
     if _runtime is not None:
-        _runtime.drain()
-        if scheduler.is_fully_idle():
-            _runtime.assert_idle()
+        _runtime.idle()
     return original(scheduler)
 
 
@@ -113,7 +114,7 @@ def drain_before_flush(original: Callable[..., Any], scheduler: Any, *args: Any,
     then a forward may still read the rows, so nothing is committed here."""
     if _runtime is not None and scheduler.is_fully_idle(ignore_waiting=scheduler._engine_paused):
         _runtime.drain()
-        _runtime.observer.seeds.clear()
+        _runtime.observer.prefix_scores.clear()
     return original(scheduler, *args, **kw)
 
 

@@ -29,7 +29,7 @@ MAX_TOKENS = 1 << 20
 """Tokens whose scores are kept: 4 MiB of scores."""
 
 
-class ScoreSeeds:
+class PrefixScores:
     """Scores per block of a prefix, host memory.
 
     Fields:
@@ -89,11 +89,11 @@ class ScoreSeeds:
         self._blocks.clear()
 
 
-class SeedKeeper:
+class PrefixScoreKeeper:
     """Takes scores out of the table when a prompt is in the cache, and puts them into the row of
     a request that hits it. Scheduler thread only."""
 
-    def __init__(self, store: ScoreSeeds, work: DeviceWork) -> None:
+    def __init__(self, store: PrefixScores, work: DeviceWork) -> None:
         self.store = store
         self._work = work
         self._arriving: list[tuple[list[bytes], int, Arriving]] = []
@@ -110,25 +110,25 @@ class SeedKeeper:
             return
         space = repr((observation, request.extra_key, request.cache_salt))
         tokens = [*request.origin_input_ids, *request.output_ids]
-        watched.seeds = self.store.names(space, tokens, len(tokens))
+        watched.blocks = self.store.names(space, tokens, len(tokens))
         watched.first_own = -(-start // self.store.block)
-        values = self.store.get(watched.seeds[: start // self.store.block])
+        values = self.store.get(watched.blocks[: start // self.store.block])
         if not len(values):
             return
         block = (len(values) - 1) // observation.window if observation.window else 0
         if observation.gather is Gather.BELOW_UNIFORM:
             watched.block = block
         score_row = watched.score_rows[block % len(watched.score_rows)]
-        seeded = torch.from_numpy(values)
+        known = torch.from_numpy(values)
         if scores.is_cuda:
-            seeded = seeded.pin_memory()
-        scores[score_row, : len(values)] = seeded.to(scores.device, non_blocking=True)
+            known = known.pin_memory()
+        scores[score_row, : len(values)] = known.to(scores.device, non_blocking=True)
         watched.observed_len = len(values)
 
     def keep(self, request: Any, watched: Watched, scores: torch.Tensor) -> None:
         """The request's prompt has reached the tree: keep the scores of the blocks it computed."""
-        names = watched.seeds[: request.kv.cache_protected_len // self.store.block]
-        watched.seeds = []
+        names = watched.blocks[: request.kv.cache_protected_len // self.store.block]
+        watched.blocks = []
         if request.skip_radix_cache_insert or watched.first_own >= len(names):
             return
         start, end = (count * self.store.block for count in (watched.first_own, len(names)))
