@@ -23,8 +23,8 @@ from vtoken_sglang.core.device_work import DeviceWork, WorkAtOnce
 from vtoken_sglang.engine.observe.decode_tap import DecodeTap, WatchedLane
 from vtoken_sglang.engine.observe.lanes import ForwardObservation, LaneObservation, make_lane
 from vtoken_sglang.engine.observe.prefix_scores import PrefixScoreKeeper, PrefixScores
-from vtoken_sglang.engine.observe.queries import Share, Watched, rows_needed, take_shares
-from vtoken_sglang.engine.request_state import RequestState
+from vtoken_sglang.engine.observe.queries import Share, rows_needed, take_shares
+from vtoken_sglang.engine.request_state import RequestState, Watched
 from vtoken_sglang.policy.base import Gather, Policy, PolicyView
 
 FIRST_SCORE_ROWS: Final = 16

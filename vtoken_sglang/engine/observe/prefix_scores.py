@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from vtoken_sglang.core.device_work import Arriving, DeviceWork
-from vtoken_sglang.engine.observe.queries import Watched
+from vtoken_sglang.engine.request_state import Watched
 from vtoken_sglang.policy.base import Gather
 
 MIN_BLOCK = 16
