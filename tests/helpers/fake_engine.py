@@ -118,6 +118,7 @@ class FakeEngine:
             token_to_kv_pool_allocator=self.allocator,
             tree_cache=FakeTree(self),
             chunked_req=None,
+            dp_tp_group=SimpleNamespace(world_size=1),
             running_batch=SimpleNamespace(reqs=self.running),
             max_total_num_tokens=self.total,
             is_fully_idle=lambda **_: not self.running,

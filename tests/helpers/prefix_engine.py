@@ -82,6 +82,7 @@ class PrefixEngine:
             token_to_kv_pool_allocator=self.allocator,
             tree_cache=self.tree,
             chunked_req=None,
+            dp_tp_group=SimpleNamespace(world_size=1),
             waiting_queue=[],
             running_batch=SimpleNamespace(reqs=self.running),
             max_total_num_tokens=self.total,

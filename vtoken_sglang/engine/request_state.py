@@ -24,10 +24,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PendingSelection:
-    """Evicted positions on their way to the host, and the policy that chose them."""
+    """Evicted positions on their way to the host.
+
+    Fields:
+        policy: that chose them. found: int64, those of every request asked in the same pass.
+        start, end: this request's part of it. due: the pass that takes it.
+    """
 
     policy: Policy
     found: Arriving
+    start: int
+    end: int
+    due: int
 
 
 @dataclass(slots=True)

@@ -164,14 +164,12 @@ def test_a_flush_forgets() -> None:
     assert server.enter(request(SHARED, 96), 96).observed_len == 0
 
 
-def test_late_scores_are_stored_when_they_arrive() -> None:
+def test_late_scores_are_stored_a_fixed_number_of_passes_later() -> None:
     server = Server()
-    arrived: list[bool] = []
-    late = SimpleNamespace(ready=lambda: bool(arrived), take=lambda: np.ones(96, np.float32))
-    server.keeper._work = SimpleNamespace(start=lambda work: late)  # type: ignore[assignment]
+    late = SimpleNamespace(take=lambda: np.ones(96, np.float32))
+    server.keeper._work = SimpleNamespace(lag=2, start=lambda work: late)  # type: ignore[assignment]
     server.compute(request(SHARED, 96))
-    server.keeper.settle()
-    assert len(server.keeper.store) == 0
-    arrived.append(True)
-    server.keeper.settle()
+    for _ in range(2):
+        assert len(server.keeper.store) == 0
+        server.keeper.next_pass()
     assert server.row(server.enter(request(SHARED, 96), 96))[:96] == [1.0] * 96

@@ -20,15 +20,11 @@ from vtoken_sglang.core import device_work
 from vtoken_sglang.core.device_work import WorkAtOnce, WorkBehindForwards
 from vtoken_sglang.core.stream_copy import StreamCopyEngine
 from vtoken_sglang.engine.observe import decode_tap as observation_tap
-from vtoken_sglang.engine.runtime.eviction_pass import (
-    EvictionPass,
-    take_selection,
-    wait_for_selections,
-)
+from vtoken_sglang.engine.runtime.eviction_pass import Ahead, Asked, EvictionPass, Outcome
 from vtoken_sglang.kernels.attention_mass_ref import attention_mass_ref
 from vtoken_sglang.kernels.pack_live_ref import pack_live_ref
 from vtoken_sglang.options import RequestOptions, VTokenConfig
-from vtoken_sglang.policy.base import Policy, PolicyError, PolicyView
+from vtoken_sglang.policy.base import Policy, PolicyView
 from vtoken_sglang.policy.eviction import EvictionPlan, plan_eviction
 
 CPU = torch.device("cpu")
@@ -109,6 +105,17 @@ def look_at(sim: Sim) -> EvictionPlan:
     return look
 
 
+def ask(passes: EvictionPass, sim: Sim, policy: Policy) -> Outcome:
+    outcome = Outcome(sim.state)
+    passes.select([Asked(outcome, policy, look_at(sim))])
+    return outcome
+
+
+def take(passes: EvictionPass, outcome: Outcome, settle: bool = False) -> Outcome:
+    passes.take(outcome, settle)
+    return outcome
+
+
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("name", SCORING)
 def test_nothing_is_read_back_on_the_decode_path(
@@ -120,8 +127,7 @@ def test_nothing_is_read_back_on_the_decode_path(
     plain = Sim(policy, 120, 5)
     fill(plain)
     at_once = EvictionPass(plain.observer, WorkAtOnce(), CPU, 1)
-    at_once.start(plain.state, policy, look_at(plain))
-    expected = take_selection(plain.state)
+    expected = take(at_once, ask(at_once, plain, policy)).evicted
     assert expected is not None
     assert len(expected) > 30
 
@@ -138,20 +144,76 @@ def test_nothing_is_read_back_on_the_decode_path(
 
     monkeypatch.setattr(device_work.torch, "empty", staging)
     passes = EvictionPass(sim.observer, work, CPU, 1)
-    passes.start(sim.state, policy, look_at(sim))
-    assert sim.state.selection is not None
-    assert take_selection(sim.state) is None
+    outcome = ask(passes, sim, policy)
     assert copied == [1 + len(expected)]
-    streams.passed = True
     order = ["forward waits for schedule", "on forward", "event on forward"]
     assert streams.calls[-3:] == order
+    for _ in range(work.lag - 1):
+        passes.run([], Ahead.NEVER)
+        assert take(passes, outcome).evicted is None
     assert "host waits" not in streams.calls
-    wait_for_selections([sim.state])
-    assert streams.calls[-1] == "host waits"  # only ever asked for when memory is short
-    evicted = take_selection(sim.state)
+    passes.run([], Ahead.NEVER)
+    evicted = take(passes, outcome).evicted
     assert evicted is not None
     assert evicted.tolist() == expected.tolist()
     assert sim.state.selection is None
+
+
+def test_when_memory_is_short_a_selection_is_waited_for() -> None:
+    streams = Streams()
+    work = WorkBehindForwards(streams.make("forward"), streams)
+    sim = Sim(policy_named("h2o"), 120, 5)
+    fill(sim)
+    passes = EvictionPass(sim.observer, work, CPU, 1)
+    outcome = ask(passes, sim, sim.policy)
+    assert take(passes, outcome).evicted is None
+    assert take(passes, outcome, settle=True).evicted is not None
+    assert streams.calls[-1] == "host waits"
+
+
+def test_requests_asked_in_one_pass_share_one_piece_of_work() -> None:
+    """Each gets its own positions out of it, and one that fails takes nobody along."""
+    sims = [Sim(policy_named("knorm"), 120, seed) for seed in (1, 2, 3)]
+    for sim in sims:
+        fill(sim)
+    alone = []
+    for sim in sims:
+        one = EvictionPass(sim.observer, WorkAtOnce(), CPU, 1)
+        alone.append(take(one, ask(one, sim, sim.policy)).evicted)
+    started: list[int] = []
+
+    class Counted(WorkAtOnce):
+        def start(self, work: Any) -> Any:
+            started.append(1)
+            return super().start(work)
+
+    passes = EvictionPass(sims[0].observer, Counted(), CPU, 1)
+    outcomes = [Outcome(sim.state) for sim in sims]
+    policies = [sims[0].policy, NotFinite(), sims[2].policy]
+    for outcome, sim in zip(outcomes, sims, strict=True):
+        outcome.state.sim = sim  # type: ignore[attr-defined]
+    passes._observer = ManyObservers()  # type: ignore[assignment]
+    passes.select(
+        [
+            Asked(outcome, policy, look_at(sim))
+            for outcome, policy, sim in zip(outcomes, policies, sims, strict=True)
+        ]
+    )
+    assert started == [1]
+    found = [take(passes, outcome) for outcome in outcomes]
+    for outcome, expected in ((found[0], alone[0]), (found[2], alone[2])):
+        assert outcome.evicted is not None
+        assert expected is not None
+        assert outcome.evicted.tolist() == expected.tolist()
+    assert found[1].error is not None
+    assert found[1].state.failed
+
+
+class ManyObservers:
+    """Each simulated request has keys of its own."""
+
+    def see(self, state: Any, policy: Policy, view: PolicyView) -> PolicyView:
+        return state.sim.observer.see(state, policy, view)  # type: ignore[no-any-return]
 
 
 class Peeks(Policy):
@@ -166,9 +228,10 @@ def test_the_stand_in_notices_a_policy_that_reads() -> None:
     sim = Sim(Peeks(), 120, 5, on_device=on_device)
     fill(sim)
     passes = EvictionPass(sim.observer, WorkAtOnce(), CPU, 1)
-    with pytest.raises(PolicyError, match="host wait") as caught:
-        passes.start(sim.state, Peeks(), look_at(sim))
-    assert isinstance(caught.value.__cause__, HostReadError)
+    error = take(passes, ask(passes, sim, Peeks())).error
+    assert error is not None
+    assert "host wait" in str(error)
+    assert isinstance(error.__cause__, HostReadError)
 
 
 @pytest.mark.parametrize(
@@ -201,9 +264,9 @@ class NotFinite(Policy):
 def test_scores_that_are_not_finite_are_refused_when_they_arrive() -> None:
     sim = Sim(NotFinite(), 120, 5)
     passes = EvictionPass(sim.observer, WorkAtOnce(), CPU, 1)
-    passes.start(sim.state, NotFinite(), look_at(sim))
-    with pytest.raises(PolicyError, match="must be finite"):
-        take_selection(sim.state)
+    error = take(passes, ask(passes, sim, NotFinite())).error
+    assert error is not None
+    assert "must be finite" in str(error)
 
 
 def test_a_copy_waits_for_a_look_that_still_reads_keys() -> None:

@@ -12,7 +12,7 @@ prefix does not outweigh what comes after it. Least recently used blocks go firs
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -96,7 +96,9 @@ class PrefixScoreKeeper:
     def __init__(self, store: PrefixScores, work: DeviceWork) -> None:
         self.store = store
         self._work = work
-        self._arriving: list[tuple[list[bytes], int, Arriving]] = []
+        self._now = 0
+        # (pass that stores it, names, first own block, scores), in that order
+        self._arriving: deque[tuple[int, list[bytes], int, Arriving]] = deque()
 
     def begin(self, request: Any, watched: Watched, start: int, scores: torch.Tensor) -> None:
         """A request enters whose first `start` tokens were cached: add what is known of them.
@@ -134,18 +136,18 @@ class PrefixScoreKeeper:
         start, end = (count * self.store.block for count in (watched.first_own, len(names)))
         rows = watched.score_rows
         found = self._work.start(lambda: sum_rows(scores, rows, start, end))
-        self._arriving.append((names, watched.first_own, found))
-        self.settle()
+        self._arriving.append((self._now + self._work.lag, names, watched.first_own, found))
+        self._store_due()
 
-    def settle(self) -> None:
-        """Store what has arrived on the host."""
-        waiting = []
-        for names, first, found in self._arriving:
-            if found.ready():
-                self.store.put(names, first, found.take())
-            else:
-                waiting.append((names, first, found))
-        self._arriving = waiting
+    def next_pass(self) -> None:
+        """An eviction pass begins: store what is due."""
+        self._now += 1
+        self._store_due()
+
+    def _store_due(self) -> None:
+        while self._arriving and self._arriving[0][0] <= self._now:
+            _, names, first, found = self._arriving.popleft()
+            self.store.put(names, first, found.take())
 
     def clear(self) -> None:
         """The tree was flushed: nothing is known of any prefix."""

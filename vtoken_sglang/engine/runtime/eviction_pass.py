@@ -2,16 +2,16 @@
 
 How many tokens a request loses follows from lengths the host knows, so host and device lengths
 agree whatever the scores say. Policies that look at positions alone are asked on the host. For the
-others, on CUDA, the selection is enqueued behind the last forward and its positions come back
-without a wait; a later pass finds them. Until then the request is not asked again and nothing else
-may be evicted from it, so the positions are still alive and below the open page when they come.
+others, on CUDA, the selection is enqueued behind the last forward and its positions are taken a
+fixed number of passes later. Until then the request is not asked again and nothing else may be
+evicted from it, so the positions are still alive and below the open page when they are taken.
 
 The pass changes nothing but what `RequestState` says of it; the runtime evicts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -22,14 +22,16 @@ from vtoken_sglang.core.device_work import DeviceWork, WorkAtOnce
 from vtoken_sglang.core.types import Int64Array
 from vtoken_sglang.engine.observe.observer import Observer
 from vtoken_sglang.engine.request_state import PendingSelection, RequestState
+from vtoken_sglang.engine.runtime.ranks import Ranks
 from vtoken_sglang.options import RequestOptions
-from vtoken_sglang.policy.base import Policy, PolicyError
+from vtoken_sglang.policy.base import Policy, PolicyError, PolicyView
 from vtoken_sglang.policy.eviction import (
     EvictionPlan,
     check_selected,
     due,
+    lowest,
     plan_eviction,
-    select_on_device,
+    score_tokens,
 )
 
 
@@ -72,98 +74,145 @@ class Outcome:
     error: PolicyError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A policy that is to select: how many tokens, and of which."""
+
+    outcome: Outcome
+    policy: Policy
+    plan: EvictionPlan
+
+
 class EvictionPass:
     """Eviction passes of one scheduler.
 
     Args:
         work: where selections that read keys or attention are enqueued.
-        device: of the model.
+        device: of the model. ranks: whose scores are averaged before anything is selected.
     """
 
     def __init__(
-        self, observer: Observer, work: DeviceWork, device: torch.device, page_size: int
+        self,
+        observer: Observer,
+        work: DeviceWork,
+        device: torch.device,
+        page_size: int,
+        ranks: Ranks | None = None,
     ) -> None:
         self._observer, self._work = observer, work
         self._device, self._page_size = device, page_size
+        self._ranks = Ranks() if ranks is None else ranks
+        self._now = 0
 
     def run(
-        self, candidates: Iterable[tuple[RequestState, int]], ahead: Ahead
-    ) -> Iterator[Outcome]:
-        """Ask every candidate's policy that is due by now or `ahead`, and take what has come.
+        self, candidates: Iterable[tuple[RequestState, int]], ahead: Ahead, *, settle: bool = False
+    ) -> list[Outcome]:
+        """Ask every candidate's policy that is due by now or `ahead`, and take what is due.
 
         Args:
             candidates: (request, length): positions from that length on must stay.
+            settle: take everything that is on its way, whenever it is due, and wait for it.
         """
+        self._now += 1
+        outcomes: list[Outcome] = []
+        asked: list[Asked] = []
         for state, sealed_len in candidates:
             outcome = Outcome(state)
-            if not state.failed and state.policy is not None:
-                self._observer.keep_prefix_scores(state)
-                try:
-                    if state.selection is None:
-                        self._ask(outcome, state.policy, sealed_len, ahead)
-                    outcome.evicted = take_selection(state)
-                except PolicyError as error:  # anybody's code: only its own request ends
-                    state.failed = True
-                    outcome.asked, outcome.error = False, error
-            yield outcome
+            outcomes.append(outcome)
+            if state.failed or state.policy is None:
+                continue
+            self._observer.keep_prefix_scores(state)
+            if state.selection is None:
+                plan = self._plan(outcome, sealed_len, ahead)
+                if plan is not None:
+                    asked.append(Asked(outcome, state.policy, plan))
+        self.select(asked)
+        for outcome in outcomes:
+            self.take(outcome, settle)
+        return outcomes
 
-    def _ask(self, outcome: Outcome, policy: Policy, sealed_len: int, ahead: Ahead) -> None:
-        """Start the selection if it is time to. Raises PolicyError."""
+    def _plan(self, outcome: Outcome, sealed_len: int, ahead: Ahead) -> EvictionPlan | None:
+        """How many tokens go, and of which; None if it is not time to ask, or none go."""
         state, options = outcome.state, outcome.state.options
         length = state.record.kv_committed_len
         on_time = due(options, state.evicted_at, length)
         if not on_time and not ahead.due(options, length - state.evicted_at, self._page_size):
-            return
+            return None
         if not self._observer.ready(state):
-            return
+            return None
         outcome.asked, outcome.early, outcome.first = True, not on_time, state.evicted_at == 0
         state.evicted_at = length
-        plan = plan_eviction(
+        return plan_eviction(
             state.counted_positions(length),
             logical_len=length,
             options=options,
             eligible_below=sealed_len,
         )
-        if plan is not None:
-            self.start(state, policy, plan)
 
-    def start(self, state: RequestState, policy: Policy, plan: EvictionPlan) -> None:
-        """Select the evicted tokens; `take_selection` gives them, at once off CUDA.
+    def select(self, asked: Sequence[Asked]) -> None:
+        """Start the selections, those that look at keys or attention as one piece of work."""
+        by_position: list[Asked] = []
+        by_model: list[Asked] = []
+        for one in asked:
+            reads = one.policy.reads_keys or one.policy.observation() is not None
+            (by_model if reads else by_position).append(one)
+        if by_position:
+            self._start(by_position, WorkAtOnce(), lambda one: one.plan.view())
+        if by_model:
+            self._start(by_model, self._work, self._view, self._ranks)
 
-        Raises:
-            PolicyError: the policy raised an error, or its scores have a wrong shape or dtype.
-        """
-        assert state.selection is None, f"row {state.row} was asked twice"
-        needs_device = policy.reads_keys or policy.observation() is not None
+    def _view(self, one: Asked) -> PolicyView:
+        view = one.plan.view(self._device)
+        return self._observer.see(one.outcome.state, one.policy, view)
 
+    def _start(
+        self,
+        asked: Sequence[Asked],
+        work: DeviceWork,
+        view: Callable[[Asked], PolicyView],
+        ranks: Ranks | None = None,
+    ) -> None:
         def select() -> torch.Tensor:
-            view = plan.view(self._device if needs_device else None)
-            if needs_device:
-                view = self._observer.see(state, policy, view)
-            return select_on_device(policy, view, plan)
+            scores = [_scores(one, view(one)) for one in asked]
+            if ranks is not None and ranks.count > 1:
+                sizes = [len(part) for part in scores]
+                scores = list(torch.split(ranks.mean(torch.cat(scores)), sizes))
+            plans = (one.plan for one in asked)
+            return torch.cat([lowest(*pair) for pair in zip(scores, plans, strict=True)])
 
-        work = self._work if needs_device else WorkAtOnce()
-        state.selection = PendingSelection(policy, work.start(select))
+        found, start = work.start(select), 0
+        for one in asked:
+            end = start + 1 + one.plan.count
+            one.outcome.state.selection = PendingSelection(
+                one.policy, found, start, end, due=self._now + work.lag
+            )
+            start = end
+
+    def take(self, outcome: Outcome, settle: bool) -> None:
+        """Take what the request's policy selected, once it is due. A policy that fails, which may
+        be anybody's, ends the request that asked for it with its error; the others go on."""
+        state = outcome.state
+        pending = state.selection
+        if pending is None or not (settle or self._now >= pending.due):
+            return
+        state.selection = None
+        try:
+            if outcome.error is not None:
+                raise outcome.error
+            part = pending.found.take()[pending.start : pending.end]
+            outcome.evicted = check_selected(pending.policy, part)
+        except PolicyError as error:
+            state.failed = True
+            outcome.asked, outcome.error = False, error
 
 
-def take_selection(state: RequestState) -> Int64Array | None:
-    """Positions selected for eviction, ascending, once; None while none have come.
-
-    Raises:
-        PolicyError: a score was not finite.
-    """
-    pending = state.selection
-    if pending is None or not pending.found.ready():
-        return None
-    state.selection = None
-    return check_selected(pending.policy, pending.found.take())
-
-
-def wait_for_selections(states: Iterable[RequestState]) -> None:
-    """Block until every selection has come: the pool is short, and nothing else can be done."""
-    for state in states:
-        if state.selection is not None:
-            state.selection.found.wait()
+def _scores(one: Asked, view: PolicyView) -> torch.Tensor:
+    """The policy's scores. One that fails scores NaN: on every rank then, as ranks are averaged."""
+    try:
+        return score_tokens(one.policy, view, one.plan)
+    except PolicyError as error:
+        one.outcome.error = error
+        return torch.full((len(one.plan.positions),), torch.nan, device=view.positions.device)
 
 
 def skip_tree_owned(state: RequestState, evicted: Int64Array) -> Int64Array:

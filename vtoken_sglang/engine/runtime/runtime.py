@@ -39,11 +39,11 @@ from vtoken_sglang.engine.runtime.eviction_pass import (
     EvictionPass,
     Outcome,
     skip_tree_owned,
-    wait_for_selections,
 )
 from vtoken_sglang.engine.runtime.health import Health
 from vtoken_sglang.engine.runtime.page_pool import AllocatorPagePool
 from vtoken_sglang.engine.runtime.policy_failure import end_request
+from vtoken_sglang.engine.runtime.ranks import Ranks
 from vtoken_sglang.engine.runtime.request_options import OptionsOf
 from vtoken_sglang.engine.runtime.row_owners import prunable, row_owners
 from vtoken_sglang.engine.sharing.forks import PrefixForks
@@ -77,6 +77,7 @@ class Runtime:
         self._pool = AllocatorPagePool(allocator, scheduler.tree_cache)
         self.states: dict[int, RequestState] = {}
         self._options_of = OptionsOf(config)
+        self.ranks = Ranks.of(scheduler)
         pool = allocator.get_kvcache()
         copier = make_copy_engine(scheduler, config)
         self.reclaimer = Reclaimer(
@@ -102,8 +103,8 @@ class Runtime:
             tap=current_tap(),
         )
         device = torch.device(allocator.device)
-        self._evictions = EvictionPass(self.observer, work, device, self._page_size)
-        self.statistics = Statistics.with_trace(config.trace)
+        self._evictions = EvictionPass(self.observer, work, device, self._page_size, self.ranks)
+        self.statistics = Statistics.with_trace(self.ranks.trace_path(config.trace))
         self.capacity = Capacity(
             scheduler, config, self._options_of, self._tables, self._fork_wanted
         )
@@ -141,6 +142,8 @@ class Runtime:
             # SGLang looks again when a request leaves; memory came back, or prefixes to hit did.
             running_batch.batch_is_full = False
         if worked:
+            self.ranks.note("free and freed pages", now_free, self.statistics.freed_pages)
+            self.ranks.worked(every_step=self._config.check)
             self.health.after_step(self.states.values())
 
     def _relieve(self, batch: ScheduleBatch) -> None:
@@ -150,24 +153,30 @@ class Runtime:
         owners = row_owners(self._scheduler, batch)
         decoding = [self.state_of(request) for request in owners if request is not chunked]
         self._work(decoding, Ahead.ALWAYS, reserve_pages=0)
-        wait_for_selections(decoding)
         self.reclaimer.copies.wait(COPY_TIMEOUT)
-        self._work(decoding, Ahead.NEVER, reserve_pages=0)
+        self._work(decoding, Ahead.NEVER, reserve_pages=0, settle=True)
 
-    def _work(self, states: Sequence[RequestState], ahead: Ahead, reserve_pages: int) -> bool:
+    def _work(
+        self,
+        states: Sequence[RequestState],
+        ahead: Ahead,
+        *,
+        reserve_pages: int,
+        settle: bool = False,
+    ) -> bool:
         """Evict from those that are due by now or `ahead`, then reclaim; whether there was any
-        work. `reserve_pages`: pages that repacks leave alone."""
+        work. `reserve_pages`: pages that repacks leave alone. `settle`: see `EvictionPass.run`."""
         self.capacity.changed = False
+        self.observer.prefix_scores.next_pass()
         candidates = list(prunable(states, self._scheduler.chunked_req, self._page_size))
         for state, _ in candidates:
             if state.table is not None:
                 state.table.sync_new_tokens(state.record.kv_allocated_len)
         forking: list[RequestState] = []
-        for outcome in self._evictions.run(candidates, ahead):
+        for outcome in self._evictions.run(candidates, ahead, settle=settle):
             self._apply(outcome)
             if outcome.asked or outcome.state.fork_wanted is not None:
                 forking.append(outcome.state)
-        self.observer.prefix_scores.settle()
         sealed = {state.row: length for state, length in candidates if state.table is not None}
         if not sealed and not self.reclaimer.copies.busy:
             return False
@@ -211,6 +220,7 @@ class Runtime:
             state.request.skip_radix_cache_insert = True
             self.statistics.pruned_requests += 1
         self.reclaimer.evict_tokens(state.row, evicted)
+        self.ranks.note("evicted", state.request.rid, record.kv_committed_len, evicted)
         self.statistics.add_eviction(state.request.rid, record.kv_committed_len, evicted)
 
     def _fork_prefixes(self, asked: Iterable[RequestState], pressure: bool) -> None:
@@ -323,6 +333,7 @@ class Runtime:
             "footprint": footprint(self.capacity, self.states.values()),
             **self.observer.counters(),
             "forks": self.forks.describe(),
+            "ranks": self.ranks.counters(),
         }
 
     # -- helpers --------------------------------------------------------------------------------
