@@ -61,7 +61,9 @@ class WorkAtOnce:
 
 
 class StreamApi(Protocol):
-    """The calls of `torch.cuda` that are used; tests pass a recorder instead."""
+    """The calls of `torch.cuda` that the core uses."""
+
+    def Stream(self) -> Any: ...
 
     def Event(self) -> Any: ...
 
@@ -121,11 +123,3 @@ class WorkBehindForwards:
         if self._note is not None:
             self._note(event)
         return _OnItsWay(event, host, found)
-
-
-def make_device_work(scheduler: Any, copier: object = None) -> DeviceWork:
-    """What fits the scheduler's device. `copier`: the engine whose copies must not overtake it."""
-    if torch.device(scheduler.token_to_kv_pool_allocator.device).type != "cuda":
-        return WorkAtOnce()
-    forward_stream = scheduler.forward_stream if scheduler.enable_overlap else None
-    return WorkBehindForwards(forward_stream, note=getattr(copier, "note_forward", None))

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vtoken_sglang.core.device_work import make_device_work
+from vtoken_sglang.core.copies import COPY_TIMEOUT
 from vtoken_sglang.core.footprint import page_ceil
 from vtoken_sglang.core.reclaimer import Reclaimer
-from vtoken_sglang.core.settings import ReclaimSettings
+from vtoken_sglang.core.rows import RequestRows
 from vtoken_sglang.core.token_table import TokenTable
-from vtoken_sglang.core.types import Generation, Row
+from vtoken_sglang.core.types import Generation, ReclaimSettings, Row, StepReport
 from vtoken_sglang.engine.admission.demand import Capacity
 from vtoken_sglang.engine.admission.limits import Lengths
 from vtoken_sglang.engine.admission.shortage import Relief
@@ -32,7 +32,7 @@ from vtoken_sglang.engine.observe.decode_tap import current_tap
 from vtoken_sglang.engine.observe.observer import Observer
 from vtoken_sglang.engine.observe.setup import make_observer
 from vtoken_sglang.engine.runtime.accounting import PrunedRequest, account, footprint
-from vtoken_sglang.engine.runtime.copiers import make_copy_engine
+from vtoken_sglang.engine.runtime.copiers import make_copy_engine, make_device_work
 from vtoken_sglang.engine.runtime.eviction_pass import Ahead, EvictionPass
 from vtoken_sglang.engine.runtime.page_pool import AllocatorPagePool
 from vtoken_sglang.engine.runtime.policy_failure import ending
@@ -43,9 +43,6 @@ from vtoken_sglang.engine.statistics import Statistics
 from vtoken_sglang.errors import InvariantError
 from vtoken_sglang.options import VTokenConfig
 from vtoken_sglang.policy.eviction import due
-
-# Seconds after which a copy that does not finish is an error.
-COPY_TIMEOUT = 30.0
 
 
 class Runtime:
@@ -61,7 +58,7 @@ class Runtime:
         pool = self._allocator.get_kvcache()
         copier = make_copy_engine(scheduler, config)
         self._reclaimer = Reclaimer(
-            rows=self._rows.req_to_token,
+            rows=RequestRows(self._rows.req_to_token),
             buffers=[*pool.k_buffer, *pool.v_buffer],
             pool=self._pool,
             copier=copier,
@@ -69,13 +66,11 @@ class Runtime:
                 threshold=config.repack_threshold, reclaim=config.reclaims, check=config.check
             ),
             identity=self._identity,
-            on_fork=lambda row, length: self._forks.move_lock(row, length),
         )
         self._forks = PrefixForks(scheduler, self._reclaimer)
         device = torch.device(self._allocator.device)
         if device.type == "cuda":
-            is_dense = self._reclaimer.is_dense if config.page_mode == "dense" else None
-            install_live_lengths(lambda row: int(self._reclaimer.evicted_counts[row]), is_dense)
+            install_live_lengths(lambda row: int(self._reclaimer.evicted_counts[row]))
         self._requests: dict[int, PrunedRequest] = {}  # by row; dropped with the row
         self.observer: Observer = make_observer(
             self._rows.req_to_token,
@@ -132,7 +127,7 @@ class Runtime:
         decoding = [r for r in owners if r is not self._scheduler.chunked_req]
         self._work(decoding, owners, Ahead.ALWAYS, reserve_pages=0)
         self._looks.wait()
-        self._reclaimer.copies.wait(COPY_TIMEOUT)
+        self._act_on(self._reclaimer.settle(COPY_TIMEOUT))
         self._work(decoding, owners, Ahead.NEVER, reserve_pages=0)
 
     def _work(
@@ -163,12 +158,19 @@ class Runtime:
         report = self._reclaimer.step(
             sealed_upto=sealed, pressure=pressure, reserve_pages=reserve_pages
         )
-        self.statistics.add_step(report)
-        self._forks.given_up()
-        self._account_all()
+        self._act_on(report)
         if self._config.copy == "sync":
-            self._reclaimer.copies.wait(COPY_TIMEOUT)
+            self._act_on(self._reclaimer.settle(COPY_TIMEOUT))
+        self._account_all()
         return True
+
+    def _act_on(self, report: StepReport) -> None:
+        """What the reclaimer did, told to the counters and to the forks it committed or gave up."""
+        self.statistics.add_step(report)
+        for row, new_protected_len in report.forked:
+            self._forks.move_lock(row, new_protected_len)
+        for row in report.given_up:
+            self._forks.give_up(row)
 
     def _prune_if_due(self, request: Any, sealed_len: int, ahead: Ahead) -> bool:
         """EvictionPlan for evicted if it is time to or `ahead` allows, eviction those found;
@@ -273,15 +275,13 @@ class Runtime:
         """Wait for copies and return what they hold, so that the pool adds up. For idle, flush."""
         if not self._reclaimer.copies.busy:
             return
-        if not self._reclaimer.drain(COPY_TIMEOUT):
-            raise InvariantError(f"a copy did not finish in {COPY_TIMEOUT} s; its pages are held")
-        # A flush is refused while requests run, but their finished copies were committed above.
-        self._forks.given_up()
+        self._act_on(self._reclaimer.drain(COPY_TIMEOUT))
+        # A flush is refused while requests run, but their copies were committed above.
         self._account_all()
 
     def orphaned_tokens(self) -> int:
         """Tokens in destinations of copies whose request has ended (they are in no record)."""
-        return self._page_size * sum(len(pages) for pages, _ in self._reclaimer.copies.orphans)
+        return self._page_size * self._reclaimer.abandoned_pages()
 
     # -- checks and numbers ---------------------------------------------------------------------
 

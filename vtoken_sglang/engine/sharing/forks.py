@@ -146,11 +146,9 @@ class PrefixForks:
         self._requests[row] = request
         self._started[row] = record
 
-    def given_up(self) -> None:
-        """Forget forks whose plan was dropped, so that the request may try again."""
-        for row in [r for r in self._requests if Row(r) not in self._reclaimer.copies.pending]:
-            self._requests.pop(row, None)
-            self._started.pop(row, None)
+    def give_up(self, row: Row) -> None:
+        """The row's fork was not committed: the request may try again."""
+        del self._requests[row], self._started[row]
 
     def move_lock(self, row: Row, new_protected_len: int) -> None:
         """A fork was committed: lock only what the row still shares, all in this safe point.
