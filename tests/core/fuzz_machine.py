@@ -199,7 +199,7 @@ class CoreMachine(RuleBasedStateMachine):
         stale = [
             copy.plan for row, copy in self.reclaimer.copies.pending.items() if row in self.drifted
         ]
-        faults, corrupt = len(self.reclaimer.copies.faults), self.reclaimer.copies.corrupt_copies
+        corrupt = self.reclaimer.copies.corrupt_copies
         try:
             report = self.reclaimer.step(
                 sealed_upto=sealed, pressure=pressure, reserve_pages=reserve
@@ -225,10 +225,10 @@ class CoreMachine(RuleBasedStateMachine):
         for plan in stale:  # refused: every live token still sits where the plan found it
             entries = self.memory.rows[plan.row].numpy()[plan.positions]
             assert ((entries == plan.src_slots) | (entries == 0)).all()
-        found = len(self.reclaimer.copies.faults) - faults
+        found = self.reclaimer.copies.corrupt_copies - corrupt
         assert found <= self.expected_faults
         self.expected_faults -= found
-        events["corrupt"] += self.reclaimer.copies.corrupt_copies - corrupt
+        events["corrupt"] += found
         self.reclaimer.copies.faults.clear()
         self.drifted.clear()
         self.done()

@@ -193,7 +193,7 @@ def test_close_returns_everything_the_tail_included(make_bench: MakeBench) -> No
     assert len(bench.reclaimer.close(ROW)) == 0
 
 
-def test_destinations_of_an_ended_request_wait_for_the_step_at_which_they_are_due(
+def test_destinations_of_an_ended_request_are_held_until_due(
     make_bench: MakeBench,
 ) -> None:
     bench = make_bench(length=38)

@@ -86,7 +86,8 @@ class Footprint:
     """What a request takes from the pool beyond what is cached already.
 
     Fields:
-        prefill: tokens held at most until its first eviction. settled: tokens held at most afterwards.
+        prefill: tokens held at most until its first eviction.
+        settled: tokens held at most afterwards.
         full: what both would be if nothing was reclaimed.
     """
 

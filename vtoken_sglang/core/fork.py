@@ -17,12 +17,12 @@ of them may fork (it prunes, and its strategy is not skip or mask):
     fork at b*  iff  gain(b*) >= 1
                 and  gain(b*) * P * remaining >= sum_{i >= b*} live(i)
 
-Otherwise the evicted tokens stay masked, which is free. The 1 / h(i) term is each holder's part of a
-page that is released only when the last of them has forked: if all of them may fork and each finds
-that its part pays, all fork, and the sum of their gains is what the pool gets. So there must be
-room for the copies of all, taken to be as large as this one's: the first to fork would otherwise
-use up what the last one needs, and nothing would be released. Without pressure a hot prefix
-stays shared. The last condition weighs token-steps of memory saved against tokens copied, so that a
+Otherwise the evicted tokens stay masked, which is free. The 1 / h(i) term is each holder's part of
+a page that is released only when the last of them has forked: if all of them may fork and each
+finds that its part pays, all fork, and the sum of their gains is what the pool gets. So there must
+be room for the copies of all, taken to be as large as this one's: the first to fork would otherwise
+use up what the last one needs, and nothing would be released. Without pressure a hot prefix stays
+shared. The last condition weighs token-steps of memory saved against tokens copied, so that a
 request about to finish is left alone. (The paper skips shared pages: b* = p always.)
 
 The engine lets a fork start where a node of its tree ends. Starting inside a node would split it,

@@ -31,7 +31,7 @@ class PageLedger:
 
     Fields:
         page_size: tokens per page.
-        page: int32 [capacity], host, page id per code; 0 = not held, UNREAD = held, id not read yet.
+        page: int32 [capacity], host, page id per code; 0 = not held, UNREAD = not read yet.
         live: uint16 [capacity], host, live tokens per code; 0 where not held.
         original_len, read_len: original codes known / of which the page id was read (a prefix).
         pages_held: pages this ledger owns now.

@@ -79,8 +79,8 @@ def reachable_gain(row: RowWaste) -> int:
 
 
 def wants_repack(row: RowWaste, settings: ReclaimSettings, pressure: bool) -> bool:
-    """Whether the row is worth planning for: something to gain, waste above the trigger (or the pool
-    under pressure), and grown since the last repack by the hysteresis."""
+    """Whether the row is worth planning for: something to gain, waste above the trigger (or the
+    pool under pressure), and grown since the last repack by the hysteresis."""
     if row.page_size == 1 or reachable_gain(row) < settings.min_gain_pages:
         return False
     waste = 1.0 - row.sealed_live / (row.sealed_pages * row.page_size)

@@ -21,8 +21,8 @@ def make_copy_engine(scheduler: Any, config: VTokenConfig) -> CopyEngine:
     """Copies on the CPU run in a worker thread, or at once with `--vtoken-copy sync`.
 
     On CUDA they run on a stream of their own, behind an event recorded after every launched
-    forward (patch `forward-done-listener`). `sync` there is a matter of when the commit happens, not
-    of the stream, so it is the runtime that settles at once.
+    forward (patch `forward-done-listener`). `sync` there is a matter of when the commit happens,
+    not of the stream, so it is the runtime that settles at once.
 
     Raises:
         HookError: CUDA without the patched call-out, or with another listener on it.

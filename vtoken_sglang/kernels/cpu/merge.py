@@ -34,7 +34,7 @@ class Merge:
 
     Fields:
         lane_of_tile: shape [num_tiles], int64.
-        tiles_of_lane: shape [lanes, tiles of the longest], int64; short lanes repeat their first tile.
+        tiles_of_lane: shape [lanes, tiles of the longest], int64; others repeat their first tile.
         bags: rows of [num_tiles * q_heads] per (lane, q_head), lane by lane, int64.
         bag_starts: first entry of each bag, shape [lanes * q_heads], int64.
     """

@@ -41,7 +41,8 @@ def pack_live(
     All tensors are on one device.
 
     Args:
-        rows: in, the engine's row table, int32 [num_rows, width], unit stride in a row; 0 = evicted.
+        rows: in, the engine's row table, int32 [num_rows, width], unit stride in a row; 0 =
+            evicted.
         row_ids: in, integer [>= bs], row of each lane.
         spans: in, integer [bs], how far to walk each row, at most `max_span`.
         indptr: in, int32 [bs + 1], where each lane's list begins: cumulative live lengths.
