@@ -60,7 +60,7 @@ def test_nothing_outside_engine_loads_sglang() -> None:
         "cli",
         "patching",
         "core.types",
-        "kernels.pack_slots",
+        "kernels.pack_live",
         "policy.registry",
     ):
         assert f"vtoken_sglang.{needed}" in names

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import torch
 from numpy.typing import NDArray
 
-LAG: Final = 2
-"""Safe points between the start of work on the device and its effect."""
+from vtoken_sglang.core.types import LAG
 
 
 class Arriving(Protocol):
@@ -62,7 +61,9 @@ class WorkAtOnce:
 
 
 class StreamApi(Protocol):
-    """The calls of `torch.cuda` that are used; tests pass a recorder instead."""
+    """The calls of `torch.cuda` that the core uses."""
+
+    def Stream(self) -> Any: ...
 
     def Event(self) -> Any: ...
 

@@ -9,7 +9,7 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from vtoken_sglang.core.plan import StepReport
+from vtoken_sglang.core.types import StepReport
 
 
 @dataclass(slots=True)

@@ -17,12 +17,12 @@ from tests.helpers.fake_fence import RecordedEvent, RecordedStream, RecordedStre
 from tests.helpers.observed_request import OBSERVING, Sim, policy_named
 from tests.helpers.on_device import HostReadError, host_view, on_device
 from vtoken_sglang.core import device_work
+from vtoken_sglang.core.copy_engine import StreamCopyEngine
 from vtoken_sglang.core.device_work import WorkAtOnce, WorkBehindForwards
-from vtoken_sglang.core.stream_copy import StreamCopyEngine
 from vtoken_sglang.engine.observe import decode_tap as observation_tap
 from vtoken_sglang.engine.runtime.eviction_pass import Ahead, Asked, EvictionPass, Outcome
-from vtoken_sglang.kernels.attention_mass_ref import attention_mass_ref
-from vtoken_sglang.kernels.pack_live_ref import pack_live_ref
+from vtoken_sglang.kernels.attention_mass.reference import attention_mass_reference
+from vtoken_sglang.kernels.pack_live.reference import pack_live_reference
 from vtoken_sglang.options import RequestOptions, VTokenConfig
 from vtoken_sglang.policy.base import Policy, PolicyView
 from vtoken_sglang.policy.eviction import EvictionPlan, plan_eviction
@@ -82,13 +82,13 @@ def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return launch
 
-    monkeypatch.setattr(observation_tap, "attention_mass", bare(attention_mass_ref))
+    monkeypatch.setattr(observation_tap, "attention_mass", bare(attention_mass_reference))
     monkeypatch.setattr(observation_tap, "pack_live", bare(attention_pack))
 
 
 def attention_pack(*arguments: Any, max_span: int) -> None:
     rows, row_ids, spans, indptr, slots, positions = arguments
-    pack_live_ref(rows, row_ids, spans, indptr, slots, positions, None, max_span=max_span)
+    pack_live_reference(rows, row_ids, spans, indptr, slots, positions, None, max_span=max_span)
 
 
 def fill(sim: Sim) -> None:

@@ -25,10 +25,9 @@ from vtoken_sglang.core.footprint import (
     fits_published,
     fork_cost,
     page_ceil,
-    page_floor,
 )
-from vtoken_sglang.core.settings import ReclaimSettings
 from vtoken_sglang.core.token_table import TokenTable
+from vtoken_sglang.core.types import ReclaimSettings, page_floor
 from vtoken_sglang.options import RequestOptions, VTokenConfig
 from vtoken_sglang.policy.base import Gather
 from vtoken_sglang.policy.eviction import target_kept

@@ -16,7 +16,7 @@ from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
 
 from vtoken_sglang.engine.observe.lanes import ForwardObservation
 from vtoken_sglang.engine.observe.observer import Observer
-from vtoken_sglang.kernels.cpu_decode import LaneWeights
+from vtoken_sglang.kernels.cpu.decode import LaneWeights
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch

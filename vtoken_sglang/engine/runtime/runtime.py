@@ -17,15 +17,16 @@ Order at the safe point (entry of `get_next_batch_to_run`, no forward being prep
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vtoken_sglang.core.copies import COPY_TIMEOUT
 from vtoken_sglang.core.footprint import page_ceil
 from vtoken_sglang.core.reclaimer import Reclaimer
-from vtoken_sglang.core.settings import ReclaimSettings
+from vtoken_sglang.core.rows import RequestRows
 from vtoken_sglang.core.token_table import TokenTable
-from vtoken_sglang.core.types import Generation, Int64Array, Row
+from vtoken_sglang.core.types import Generation, Int64Array, ReclaimSettings, Row, StepReport
 from vtoken_sglang.engine.admission.demand import Capacity
 from vtoken_sglang.engine.admission.limits import Lengths
 from vtoken_sglang.engine.admission.shortage import Relief
@@ -56,9 +57,6 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ReqKvInfo, ScheduleBatch
     from sglang.srt.managers.scheduler import Scheduler
 
-COPY_TIMEOUT: Final = 30.0
-"""Seconds after which a copy that does not finish is an error."""
-
 
 class Runtime:
     """Token virtualization of one scheduler.
@@ -81,7 +79,7 @@ class Runtime:
         pool = allocator.get_kvcache()
         copier = make_copy_engine(scheduler, config)
         self.reclaimer = Reclaimer(
-            rows=self._rows.req_to_token,
+            rows=RequestRows(self._rows.req_to_token),
             buffers=[*pool.k_buffer, *pool.v_buffer],
             pool=self._pool,
             copier=copier,
@@ -153,7 +151,7 @@ class Runtime:
         owners = row_owners(self._scheduler, batch)
         decoding = [self.state_of(request) for request in owners if request is not chunked]
         self._work(decoding, Ahead.ALWAYS, reserve_pages=0)
-        self.reclaimer.copies.wait(COPY_TIMEOUT)
+        self._act_on(self.reclaimer.settle(COPY_TIMEOUT))
         self._work(decoding, Ahead.NEVER, reserve_pages=0, settle=True)
 
     def _work(
@@ -185,10 +183,10 @@ class Runtime:
         report = self.reclaimer.step(
             sealed_upto=sealed, pressure=pressure, reserve_pages=reserve_pages
         )
-        self.statistics.add_step(report)
-        self._settle_forks(report.forked)
+        self._act_on(report)
         if self._config.copy == "sync":
-            self.reclaimer.copies.wait(COPY_TIMEOUT)
+            self._act_on(self.reclaimer.settle(COPY_TIMEOUT))
+        self._account()
         return True
 
     def _apply(self, outcome: Outcome) -> None:
@@ -232,15 +230,18 @@ class Runtime:
         for state in forking:  # one after the other: each takes pages
             self.forks.consider(state, free_pages=self._pool.free_pages(), pressure=pressure)
 
-    def _settle_forks(self, forked: Iterable[tuple[Row, int]]) -> None:
-        """Move the locks of committed forks, and tell SGLang's records what each row holds now: a
-        finished copy is committed for rows that were not worked on, too."""
-        for row, protected_len in forked:
+    def _act_on(self, report: StepReport) -> None:
+        """What the reclaimer did, told to the counters and to the forks it committed or dropped."""
+        self.statistics.add_step(report)
+        for row, protected_len in report.forked:
             self.forks.move_lock(self.states[row], protected_len)
-        pending = self.reclaimer.copies.pending
+        for row in report.given_up:
+            self.states[row].fork = None  # the request may try again
+
+    def _account(self) -> None:
+        """Tell SGLang's records what each row holds now: a copy is committed for rows that were not
+        worked on, too."""
         for state in self.states.values():
-            if state.fork is not None and state.row not in pending:
-                state.fork = None  # its plan was dropped: the request may try again
             if state.table is not None and not state.released:
                 account(state.record, state.table, self.reclaimer.private_pages(state.row))
 
@@ -304,10 +305,8 @@ class Runtime:
         """Wait for copies and return what they hold, so that the pool adds up. For idle, flush."""
         if not self.reclaimer.copies.busy:
             return
-        report = self.reclaimer.settle(COPY_TIMEOUT)
-        self._settle_forks(report.forked)
-        if report.held_pages:
-            raise InvariantError(f"a copy did not finish in {COPY_TIMEOUT} s; its pages are held")
+        self._act_on(self.reclaimer.drain(COPY_TIMEOUT))
+        self._account()
 
     def idle(self) -> None:
         """The scheduler has nothing to do: settle copies and check, once per idle phase."""
@@ -317,7 +316,7 @@ class Runtime:
 
     def orphaned_tokens(self) -> int:
         """Tokens in destinations of copies whose request has ended (they are in no record)."""
-        return self._page_size * sum(len(pages) for pages, _ in self.reclaimer.copies.orphans)
+        return self._page_size * self.reclaimer.abandoned_pages()
 
     # -- numbers --------------------------------------------------------------------------------
 

@@ -1,4 +1,7 @@
-"""Joining the tiles of a lane: each holds a softmax of its own keys, and its log-sum-exp."""
+"""Joining the tiles of a lane: each holds a softmax of its own keys, and its log-sum-exp.
+
+Sums go over lists of table rows ("bags"), in the order of the list.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,23 @@ from dataclasses import dataclass
 
 import torch
 
-from vtoken_sglang.kernels.cpu_bags import bag_starts, weighted_sums
+_SUM_MODE = 0
+
+
+def bag_starts(widths: list[int], q_heads: int) -> torch.Tensor:
+    """Where each bag begins when every one of `widths` is the length of `q_heads` bags, int64."""
+    lengths = torch.tensor(widths).repeat_interleave(q_heads)
+    return lengths.cumsum(0) - lengths
+
+
+def weighted_sums(
+    table: torch.Tensor, bags: torch.Tensor, starts: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Per bag, the weighted sum of its rows of `table`, in order; in `table`'s dtype."""
+    weights = weights.to(table.dtype)
+    found = torch.embedding_bag(table, bags, starts, False, _SUM_MODE, False, weights)
+    sums: torch.Tensor = found[0]
+    return sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +34,7 @@ class Merge:
 
     Fields:
         lane_of_tile: shape [num_tiles], int64.
-        tiles_of_lane: shape [lanes, most tiles], int64; short lanes repeat their first tile.
+        tiles_of_lane: shape [lanes, tiles of the longest], int64; others repeat their first tile.
         bags: rows of [num_tiles * q_heads] per (lane, q_head), lane by lane, int64.
         bag_starts: first entry of each bag, shape [lanes * q_heads], int64.
     """
@@ -27,16 +46,17 @@ class Merge:
 
 
 def plan_merge(lane_of_tile: list[int], num_lanes: int, q_heads: int) -> Merge | None:
+    """How to join tiles of these lanes; None when every lane is one tile."""
     if len(lane_of_tile) == num_lanes:
         return None
     tiles: list[list[int]] = [[] for _ in range(num_lanes)]
     for index, lane in enumerate(lane_of_tile):
         tiles[lane].append(index)
-    most = max(len(own) for own in tiles)
+    max_tiles = max(len(own) for own in tiles)
     heads = torch.arange(q_heads).unsqueeze(1)
     return Merge(
         lane_of_tile=torch.tensor(lane_of_tile),
-        tiles_of_lane=torch.tensor([own + own[:1] * (most - len(own)) for own in tiles]),
+        tiles_of_lane=torch.tensor([own + own[:1] * (max_tiles - len(own)) for own in tiles]),
         bags=torch.cat([(torch.tensor(own) * q_heads + heads).flatten() for own in tiles]),
         bag_starts=bag_starts([len(own) for own in tiles], q_heads),
     )

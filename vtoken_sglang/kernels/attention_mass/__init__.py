@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import torch
 
-from vtoken_sglang.kernels.attention_mass_ref import attention_mass_ref
+from vtoken_sglang.kernels.attention_mass.reference import attention_mass_reference
 
 
 def attention_mass(
@@ -57,10 +57,10 @@ def attention_mass(
             instead of adding weights (Scissorhands); None for no such lane.
     """
     if q.is_cuda:
-        from vtoken_sglang.kernels.triton_attention_mass import attention_mass_triton
+        from vtoken_sglang.kernels.attention_mass.triton import attention_mass_triton
 
-        form = attention_mass_triton
+        kernel = attention_mass_triton
     else:
-        form = attention_mass_ref
+        kernel = attention_mass_reference
     lists = (qo_indptr, indptr, slots, positions, row_ids)
-    form(q, k_buffer, *lists, lse, scores, scale=scale, below_uniform=below_uniform)
+    kernel(q, k_buffer, *lists, lse, scores, scale=scale, below_uniform=below_uniform)

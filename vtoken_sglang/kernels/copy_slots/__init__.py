@@ -1,30 +1,15 @@
-"""Copy K/V rows between slots, in all layers: checks, then the fastest form for the device.
+"""`copy_slots`: copy K/V rows between slots, in all layers; checks, then what fits the device.
 
-Every form has the signature of its reference `copy_slots_ref`: indexed runs on the host, one Triton
-launch for all buffers on CUDA; devices without an entry in `_FORMS` run the reference.
+Long runs are gathered in place on the CPU, one Triton launch serves all buffers on CUDA, other
+devices run the reference.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Sequence
 
 import torch
 
-from vtoken_sglang.kernels.copy_slots_cpu import copy_slots_cpu
-from vtoken_sglang.kernels.copy_slots_ref import copy_slots_ref
-
-CopyForm: TypeAlias = Callable[[Sequence[torch.Tensor], torch.Tensor, torch.Tensor], None]
-
-
-def _copy_slots_cuda(
-    buffers: Sequence[torch.Tensor], src_slots: torch.Tensor, dst_slots: torch.Tensor
-) -> None:
-    """Imports Triton at the first copy: it is not there on every machine."""
-    from vtoken_sglang.kernels.triton_copy_slots import copy_slots_triton
-
-    copy_slots_triton(buffers, src_slots, dst_slots)
-
-
-_FORMS: Final[dict[str, CopyForm]] = {"cpu": copy_slots_cpu, "cuda": _copy_slots_cuda}
+from vtoken_sglang.kernels.copy_slots.cpu import copy_slots_cpu
+from vtoken_sglang.kernels.copy_slots.reference import copy_slots_reference
 
 
 def copy_slots(
@@ -55,4 +40,11 @@ def copy_slots(
     for buffer in buffers:
         if not buffer.is_contiguous():
             raise ValueError(f"buffers: contiguous, got strides {buffer.stride()}")
-    _FORMS.get(device.type, copy_slots_ref)(buffers, src_slots, dst_slots)
+    if device.type == "cuda":
+        from vtoken_sglang.kernels.copy_slots.triton import copy_slots_triton
+
+        copy_slots_triton(buffers, src_slots, dst_slots)
+    elif device.type == "cpu":
+        copy_slots_cpu(buffers, src_slots, dst_slots)
+    else:
+        copy_slots_reference(buffers, src_slots, dst_slots)

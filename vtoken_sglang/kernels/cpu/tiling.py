@@ -13,15 +13,14 @@ from dataclasses import dataclass
 
 import torch
 
-from vtoken_sglang.kernels.cpu_bags import bag_starts
-from vtoken_sglang.kernels.cpu_merge import Merge, plan_merge
-from vtoken_sglang.kernels.cpu_scores import (
+from vtoken_sglang.kernels.cpu.merge import Merge, bag_starts, plan_merge
+from vtoken_sglang.kernels.cpu.scores import (
     GatheredScores,
     SampledScores,
     gathered_scores,
     sampled_scores,
 )
-from vtoken_sglang.kernels.cpu_scratch import Scratch
+from vtoken_sglang.kernels.cpu.scratch import Scratch
 
 TILE_BYTES = 512 * 1024
 """Float32 keys of one tile: a quarter of a 2 MiB L2 cache. The query heads of a group read a

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vtoken_sglang.kernels.cpu_scratch import Scratch
+from vtoken_sglang.kernels.cpu.scratch import Scratch
 
 _gather_rows = torch.ops.aten.index_select.out
 _products = torch.ops.aten.bmm.out
@@ -149,11 +149,11 @@ def gathered_scores(
     """
     _, kv_heads, group, dim = q_shape
     q = scratch.take("q", q_shape, torch.float32)
-    most = max(slots.numel() for slots in tile_slots)
-    keys = scratch.take("keys", (most, kv_heads * dim), torch.float32)
+    max_width = max(slots.numel() for slots in tile_slots)
+    keys = scratch.take("keys", (max_width, kv_heads * dim), torch.float32)
     staging = keys
     if k_dtype != torch.float32:
-        staging = scratch.take("staging", (most, kv_heads * dim), k_dtype)
+        staging = scratch.take("staging", (max_width, kv_heads * dim), k_dtype)
     tiles = []
     offset = 0
     for slots, lane, run in zip(tile_slots, lane_of_tile, _runs(tile_slots), strict=True):

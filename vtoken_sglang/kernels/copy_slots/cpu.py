@@ -1,4 +1,4 @@
-"""CPU form of `copy_slots`: gathers straight into the destination where that is one long run.
+"""CPU variant of `copy_slots`: gathers straight into the destination where that is one long run.
 
 A repack fills whole pages in ascending order, so destinations mostly are a few long runs. Then one
 pass is enough; the reference writes a temporary and copies it a second time. Measured against a
@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from vtoken_sglang.kernels.copy_slots_ref import copy_slots_ref, row_words
+from vtoken_sglang.kernels.copy_slots.reference import copy_slots_reference, row_words
 
 _MIN_MEAN_RUN: Final = 64
 
@@ -19,10 +19,10 @@ _MIN_MEAN_RUN: Final = 64
 def copy_slots_cpu(
     buffers: Sequence[torch.Tensor], src_slots: torch.Tensor, dst_slots: torch.Tensor
 ) -> None:
-    """See `copy_slots_ref`; same arguments, same result."""
+    """See `copy_slots_reference`; same arguments, same result."""
     ends = torch.nonzero(dst_slots[1:] - dst_slots[:-1] != 1).flatten() + 1
     if len(dst_slots) < _MIN_MEAN_RUN * (len(ends) + 1):
-        copy_slots_ref(buffers, src_slots, dst_slots)
+        copy_slots_reference(buffers, src_slots, dst_slots)
         return
     bounds = [0, *ends.tolist(), len(dst_slots)]
     runs = [

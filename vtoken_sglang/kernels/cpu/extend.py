@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vtoken_sglang.kernels.cpu_scratch import Scratch
+from vtoken_sglang.kernels.cpu.scratch import Scratch
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 

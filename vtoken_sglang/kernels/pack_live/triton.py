@@ -1,4 +1,4 @@
-"""Triton form of `pack_live`.
+"""Triton kernel of `pack_live`.
 
     short rows (one block)   pack: count and write, one launch
     long rows                count: live entries of each (lane, block)
@@ -135,7 +135,7 @@ def warm_up(
     spans_dtype: torch.dtype = torch.int64,
     positions: bool = False,
 ) -> None:
-    """Compile every form that rows of this table can need, so that no request waits for it.
+    """Compile every variant that rows of this table can need, so that no request waits for it.
 
     The number of blocks, rounded up to a power of two, is compiled in. Reads row 0 only.
 

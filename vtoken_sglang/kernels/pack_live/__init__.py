@@ -1,8 +1,7 @@
 """`pack_live`: row -> live list, for plans whose lengths the host already knows.
 
-Unlike `pack_slots` nothing depends on data: the caller gives the lengths (as `indptr`) and the
-output buffers, so the host never waits and the buffers may be those of a captured graph. As a
-loop, for lane `b`:
+Nothing depends on data: the caller gives the lengths (as `indptr`) and the output buffers, so the
+host never waits and the buffers may be those of a captured graph. As a loop, for lane `b`:
 
     room = indptr[b + 1] - indptr[b];  found = 0
     for pos in range(spans[b]):
@@ -23,7 +22,7 @@ from __future__ import annotations
 
 import torch
 
-from vtoken_sglang.kernels.pack_live_ref import pack_live_ref
+from vtoken_sglang.kernels.pack_live.reference import pack_live_reference
 
 
 def pack_live(
@@ -42,7 +41,8 @@ def pack_live(
     All tensors are on one device.
 
     Args:
-        rows: in, the engine's row table, int32 [num_rows, width], unit stride in a row; 0 = dead.
+        rows: in, the engine's row table, int32 [num_rows, width], unit stride in a row; 0 =
+            evicted.
         row_ids: in, integer [>= bs], row of each lane.
         spans: in, integer [bs], how far to walk each row, at most `max_span`.
         indptr: in, int32 [bs + 1], where each lane's list begins: cumulative live lengths.
@@ -53,9 +53,9 @@ def pack_live(
         max_span: bound of `spans` that the host knows, at most the width of `rows`.
     """
     if rows.is_cuda:
-        from vtoken_sglang.kernels.triton_pack_live import pack_live_triton
+        from vtoken_sglang.kernels.pack_live.triton import pack_live_triton
 
-        form = pack_live_triton
+        kernel = pack_live_triton
     else:
-        form = pack_live_ref
-    form(rows, row_ids, spans, indptr, slots, positions, lens, max_span=max_span)
+        kernel = pack_live_reference
+    kernel(rows, row_ids, spans, indptr, slots, positions, lens, max_span=max_span)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def attention_mass_ref(
+def attention_mass_reference(
     q: torch.Tensor,
     k_buffer: torch.Tensor,
     qo_indptr: torch.Tensor,

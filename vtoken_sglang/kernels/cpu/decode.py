@@ -1,8 +1,8 @@
 """One query token per lane against its live keys, on CPU, in plain PyTorch.
 
-Per layer, over the tiles that `cpu_tiling` cut:
+Per layer, over the tiles that `tiling` cut:
 
-    scores   see `cpu_scores`; K is read where it lies (float32), once from memory
+    scores   see `scores`; K is read where it lies (float32), once from memory
     weights  softmax within each tile, one call per batch of equal tiles
     parts    one `embedding_bag` over V for the whole batch: it reads V rows where they lie and
              sums them weighted, so V is never copied (a bag is one tile of one query head)
@@ -19,9 +19,8 @@ from dataclasses import dataclass
 
 import torch
 
-from vtoken_sglang.kernels.cpu_bags import weighted_sums
-from vtoken_sglang.kernels.cpu_merge import join_tiles
-from vtoken_sglang.kernels.cpu_tiling import DecodeTiling, TileBatch
+from vtoken_sglang.kernels.cpu.merge import join_tiles, weighted_sums
+from vtoken_sglang.kernels.cpu.tiling import DecodeTiling, TileBatch
 
 
 @dataclass(frozen=True, slots=True)

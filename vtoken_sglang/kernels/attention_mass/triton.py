@@ -1,4 +1,4 @@
-"""Triton form of `attention_mass`.
+"""Triton kernel of `attention_mass`.
 
     grid = (lanes) x (splits), both fixed, so that a captured graph serves every length
     program: every `splits`-th block of the lane's list; keys of a block are read once per

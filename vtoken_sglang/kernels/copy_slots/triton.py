@@ -1,4 +1,4 @@
-"""Triton form of `copy_slots`: K and V of every layer in one launch.
+"""Triton kernel of `copy_slots`: K and V of every layer in one launch.
 
     grid = (blocks of slots) x (buffers of one row size)
     program: for its slots, row of `src` -> row of `dst`, as 16-byte words
@@ -117,18 +117,9 @@ _groups_of: dict[tuple[tuple[int, int], ...], tuple[_Group, ...]] = {}
 def copy_slots_triton(
     buffers: Sequence[torch.Tensor], src_slots: torch.Tensor, dst_slots: torch.Tensor
 ) -> None:
-    """For every buffer and i: `buffer[dst_slots[i]] = buffer[src_slots[i]]`, on this stream.
-
-    Same signature and preconditions as `copy_slots_ref`. Buffers whose rows have the same size
+    """See `copy_slots`; on this stream. Buffers whose rows have the same size
     share one launch. The table of addresses is kept for as long as the process lives; it is keyed
     by the addresses, so buffers that moved get a new one.
-
-    Args:
-        buffers: in/out, [num_slots, heads, dim] each, contiguous, one device, any dtype.
-        src_slots, dst_slots: in, int64 [n], on that device; disjoint, `dst_slots` distinct.
-
-    Raises:
-        ValueError: a buffer is not contiguous.
     """
     n = src_slots.numel()
     if not n or not buffers:
@@ -144,7 +135,7 @@ def copy_slots_triton(
 
 
 def warm_up(buffers: Sequence[torch.Tensor]) -> None:
-    """Compile the form for these buffers, so that no request waits for it. Copies slot 0, which
+    """Compile the variant for these buffers, so that no request waits for it. Copies slot 0, which
     engines keep for padding, to itself."""
     slot = torch.zeros(1, dtype=torch.int64, device=buffers[0].device)
     copy_slots_triton(buffers, slot, slot)

@@ -15,7 +15,7 @@ def row_words(buffer: torch.Tensor) -> torch.Tensor:
     return rows.view(next(word for word in _WORDS if row_bytes % word.itemsize == 0))
 
 
-def copy_slots_ref(
+def copy_slots_reference(
     buffers: Sequence[torch.Tensor], src_slots: torch.Tensor, dst_slots: torch.Tensor
 ) -> None:
     """For every buffer and i: `buffer[dst_slots[i]] = buffer[src_slots[i]]`.

@@ -1,38 +1,73 @@
-"""Decode and extend attention on CPU over a packed slot list, in plain PyTorch."""
+"""Decode and extend attention on CPU over lists of live slots, in plain PyTorch."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
-from vtoken_sglang.kernels.cpu_decode import SeeWeights, run_decode
-from vtoken_sglang.kernels.cpu_extend import run_extend
-from vtoken_sglang.kernels.cpu_scratch import Scratch
-from vtoken_sglang.kernels.cpu_tiling import DecodeTiling, Geometry, cut_tiles
-from vtoken_sglang.kernels.packed_slots import PackedSlots
+from vtoken_sglang.kernels.cpu.decode import SeeWeights, run_decode
+from vtoken_sglang.kernels.cpu.extend import run_extend
+from vtoken_sglang.kernels.cpu.scratch import Scratch
+from vtoken_sglang.kernels.cpu.tiling import DecodeTiling, Geometry, cut_tiles
+from vtoken_sglang.kernels.pack_live import pack_live
+
+ReadMode = Literal["direct", "live"]
+"""How rows are read: every entry up to the logical length, or the live ones."""
 
 
 class AttentionPlan:
-    """One forward's lanes, shared by all layers.
+    """One forward's lanes, shared by all layers. Later changes of the rows do not reach it.
+
+        logical row   17 18  0  0 21 | 40 41      (0 = evicted; 40 41 = tokens of this forward)
+        live          17 18 21         40 41      kv_len 5, own_len 2
+
+    Logical lengths and RoPE positions stay as the engine set them. Query token i of a lane sees
+    exactly the first `kv_len - own_len + i + 1` entries of its list.
 
     Fields:
-        lanes: one slot list per lane, each int64 [kv_lens[i]], CPU.
-        kv_lens: live keys per lane.
+        lanes: one slot list per lane, in logical order, each int64 [kv_lens[i]], CPU.
+        kv_lens: keys per lane, its own tokens included.
         own_lens: query tokens per lane.
+        scratch: work buffers.
     """
 
-    def __init__(self, packed: PackedSlots, own_lens: torch.Tensor, scratch: Scratch) -> None:
-        """Prepare a packed batch.
+    def __init__(
+        self,
+        rows: torch.Tensor,
+        row_ids: torch.Tensor,
+        seq_lens: torch.Tensor,
+        own_lens: torch.Tensor | None,
+        scratch: Scratch,
+        *,
+        mode: ReadMode = "live",
+    ) -> None:
+        """Read a batch's rows.
 
         Args:
-            packed: slots per lane, on CPU; every lane holds at least its own tokens.
-            own_lens: query tokens per lane, shape [bs], int64, CPU.
+            rows: the engine's row table, int32 [num_rows, width], CPU; 0 = evicted.
+            row_ids: row of each lane, int64 [bs].
+            seq_lens: logical length of each lane including its own tokens, integer [bs].
+            own_lens: tokens each lane computes in this forward, integer [bs]; None: one each
+                (decode). They are alive; a lane of row 0, padding, reads the sink instead.
             scratch: work buffers; one forward at a time may use them.
+            mode: "direct" only for rows that nothing was evicted from.
         """
-        self.kv_lens: list[int] = packed.lens.tolist()
-        self.own_lens: list[int] = own_lens.tolist()
-        self.lanes = torch.split(packed.slots, self.kv_lens)
+        own = torch.ones_like(seq_lens) if own_lens is None else own_lens
+        max_span = int(seq_lens.max()) if seq_lens.numel() else 0
+        kv_lens = seq_lens
+        if mode == "live":
+            inside = torch.arange(max_span) < seq_lens.unsqueeze(1)
+            kv_lens = ((rows[row_ids, :max_span] != 0) & inside).sum(dim=1).maximum(own)
+        indptr = torch.zeros(len(kv_lens) + 1, dtype=torch.int32)
+        torch.cumsum(kv_lens, dim=0, out=indptr[1:])
+        slots = torch.empty(int(indptr[-1]), dtype=torch.int64)
+        pack_live(rows, row_ids, seq_lens, indptr, slots, max_span=max_span)
+        self.kv_lens: list[int] = kv_lens.tolist()
+        self.own_lens: list[int] = own.tolist()
+        self.lanes = torch.split(slots, self.kv_lens)
         self.scratch = scratch
-        self._single = [lane for lane, own in enumerate(self.own_lens) if own == 1]
+        self._single = [lane for lane, own_len in enumerate(self.own_lens) if own_len == 1]
         self._tilings: dict[Geometry, DecodeTiling] = {}
 
     def tiling(self, q_heads: int, k_buffer: torch.Tensor) -> DecodeTiling:
