@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from vtoken_sglang.core.slot_map import SlotMapMode
@@ -26,22 +25,8 @@ def install_backends(config: VTokenConfig) -> None:
     from vtoken_sglang.engine.attention import flashinfer as attention_flashinfer
     from vtoken_sglang.engine.attention import triton as attention_triton
 
-    attention_flashinfer.register(page_mode=config.page_mode == "dense")
+    attention_flashinfer.register()
     attention_triton.register()
-
-
-def install_live_lengths(
-    evicted_count: Callable[[int], int], is_dense: Callable[[int], bool] | None = None
-) -> None:
-    """Tell the backends that plan on the host how many tokens of a row are dead, and whether a
-    pruned row's live ones fill whole pages in order (None: not asked for).
-
-    Raises:
-        HookError: the call-out on the plan is missing or taken.
-    """
-    from vtoken_sglang.engine.attention import live_lengths as kv_lens
-
-    kv_lens.install(evicted_count, is_dense)
 
 
 def slot_map_mode(config: VTokenConfig) -> SlotMapMode:

@@ -6,20 +6,18 @@ which slot. Every method runs in the scheduler thread.
 
 Order at the safe point (entry of `get_next_batch_to_run`, no forward being prepared):
 tables catch up with tokens SGLang appended -> due requests are pruned (all of them when the pool is
-short) -> the reclaimer commits finished copies, frees empty pages and submits new repacks -> net
-page counts go to SGLang's records.
+short) -> the reclaimer commits finished copies, frees empty pages and submits new repacks.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from vtoken_sglang.core.device_work import make_device_work
-from vtoken_sglang.core.footprint import page_ceil
 from vtoken_sglang.core.reclaimer import Reclaimer
 from vtoken_sglang.core.settings import ReclaimSettings
 from vtoken_sglang.core.token_table import TokenTable
@@ -27,12 +25,13 @@ from vtoken_sglang.core.types import Generation, Row
 from vtoken_sglang.engine.admission.demand import Capacity
 from vtoken_sglang.engine.admission.limits import Lengths
 from vtoken_sglang.engine.admission.shortage import Relief
-from vtoken_sglang.engine.attention.backends import install_live_lengths
+from vtoken_sglang.engine.attention.live_lengths import LiveLengths, measure
 from vtoken_sglang.engine.observe.decode_tap import current_tap
+from vtoken_sglang.engine.observe.forward_link import prepare_forward
 from vtoken_sglang.engine.observe.observer import Observer
 from vtoken_sglang.engine.observe.setup import make_observer
-from vtoken_sglang.engine.runtime.accounting import PrunedRequest, account, footprint
-from vtoken_sglang.engine.runtime.copiers import make_copy_engine
+from vtoken_sglang.engine.runtime.accounting import PrunedRequest, footprint, private_tokens
+from vtoken_sglang.engine.runtime.copiers import make_copy_engine, note_forward
 from vtoken_sglang.engine.runtime.eviction_pass import Ahead, EvictionPass
 from vtoken_sglang.engine.runtime.page_pool import AllocatorPagePool
 from vtoken_sglang.engine.runtime.policy_failure import ending
@@ -43,6 +42,10 @@ from vtoken_sglang.engine.statistics import Statistics
 from vtoken_sglang.errors import InvariantError
 from vtoken_sglang.options import VTokenConfig
 from vtoken_sglang.policy.eviction import due
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ReqKvInfo, ScheduleBatch
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 # Seconds after which a copy that does not finish is an error.
 COPY_TIMEOUT = 30.0
@@ -59,12 +62,12 @@ class Runtime:
         self._page_size: int = self._allocator.page_size
         self._pool = AllocatorPagePool(self._allocator, scheduler.tree_cache)
         pool = self._allocator.get_kvcache()
-        copier = make_copy_engine(scheduler, config)
+        self._copier = make_copy_engine(scheduler, config)
         self._reclaimer = Reclaimer(
             rows=self._rows.req_to_token,
             buffers=[*pool.k_buffer, *pool.v_buffer],
             pool=self._pool,
-            copier=copier,
+            copier=self._copier,
             settings=ReclaimSettings(
                 threshold=config.repack_threshold, reclaim=config.reclaims, check=config.check
             ),
@@ -73,9 +76,6 @@ class Runtime:
         )
         self._forks = PrefixForks(scheduler, self._reclaimer)
         device = torch.device(self._allocator.device)
-        if device.type == "cuda":
-            is_dense = self._reclaimer.is_dense if config.page_mode == "dense" else None
-            install_live_lengths(lambda row: int(self._reclaimer.evicted_counts[row]), is_dense)
         self._requests: dict[int, PrunedRequest] = {}  # by row; dropped with the row
         self.observer: Observer = make_observer(
             self._rows.req_to_token,
@@ -83,7 +83,7 @@ class Runtime:
             config,
             options_of=lambda request: self._options_of(request).options,
             table_of=self._table_of,
-            work=make_device_work(scheduler, copier),
+            work=make_device_work(scheduler, self._copier),
             page_size=self._page_size,
             tap=current_tap(),
         )
@@ -165,7 +165,6 @@ class Runtime:
         )
         self.statistics.add_step(report)
         self._forks.given_up()
-        self._account_all()
         if self._config.copy == "sync":
             self._reclaimer.copies.wait(COPY_TIMEOUT)
         return True
@@ -201,8 +200,7 @@ class Runtime:
 
     def _fork_prefixes(self, looked_at: list[Any], owners: list[Any], pressure: bool) -> None:
         """Copy-on-write for the requests whose kept set may just have changed."""
-        states = [(r, self._options_of(r).options) for r in looked_at]
-        forking = [(r, options.shared) for r, options in states if options.may_fork]
+        forking = [(r, o.shared) for r in looked_at if (o := self._options_of(r).options).may_fork]
         if forking and self._config.reclaims:
             able = {row for row, state in self._requests.items() if state.options.may_fork}
             holders = self._forks.holders(owners, able)
@@ -225,6 +223,15 @@ class Runtime:
             self.statistics.pruned_requests += 1
         self._reclaimer.evict_tokens(row, evicted)
         self.statistics.add_eviction(request.rid, kv.kv_committed_len, evicted)
+
+    def before_forward(self, forward: ForwardBatch, batch: ScheduleBatch) -> LiveLengths | None:
+        """Prepare the observation of a forward whose plan is bound; its live lengths, if any."""
+        prepare_forward(self.observer, batch, forward)
+        return measure(batch, forward, self._reclaimer.evicted_counts.item)
+
+    def forward_launched(self) -> None:
+        """A forward was launched on the current stream; later copies wait for it."""
+        note_forward(self._copier)
 
     # -- the life of a request ------------------------------------------------------------------
 
@@ -254,11 +261,8 @@ class Runtime:
             return
         row = Row(kv.req_pool_idx)
         self._reclaimer.sync_new_tokens(row, kv.kv_allocated_len)
-        pages = self._reclaimer.close(row)
         state.released = True
-        self._pool.release_at_end(pages)
-        owned = page_ceil(kv.kv_allocated_len, self._page_size)
-        kv.kv_reclaimed_tokens = owned - kv.cache_protected_len
+        self._pool.release_at_end(self._reclaimer.close(row))
 
     def forget_row(self, row: int) -> None:
         """The row went back to the pool (finish, abort or retraction): forget all evictions."""
@@ -277,7 +281,13 @@ class Runtime:
             raise InvariantError(f"a copy did not finish in {COPY_TIMEOUT} s; its pages are held")
         # A flush is refused while requests run, but their finished copies were committed above.
         self._forks.given_up()
-        self._account_all()
+
+    def private_tokens(self, kv: ReqKvInfo) -> int | None:
+        """Private tokens of a pruned request's record; None for others: SGLang's count holds."""
+        table = None if kv.req_pool_idx is None else self._table_of(kv.req_pool_idx)
+        if table is None or table.record is not kv:
+            return None
+        return private_tokens(kv, table, self._reclaimer.private_pages(table.row))
 
     def orphaned_tokens(self) -> int:
         """Tokens in destinations of copies whose request has ended (they are in no record)."""
@@ -287,8 +297,7 @@ class Runtime:
 
     def assert_healthy(self) -> None:
         """Raise InvariantError with every violation found."""
-        violations = self._reclaimer.violations(self._pool.free_page_ids())
-        if violations:
+        if violations := self._reclaimer.violations(self._pool.free_page_ids()):
             raise InvariantError("; ".join(violations))
 
     def assert_idle(self) -> None:
@@ -339,12 +348,3 @@ class Runtime:
         if state is None:
             state = self._requests[row] = PrunedRequest(request.kv, self._resolve(request))
         return state
-
-    def _account_all(self) -> None:
-        """Tell SGLang's records what each pruned row holds now.
-
-        All of them: a finished copy is committed for rows that were not worked on, too.
-        """
-        for row, state in self._requests.items():
-            if not state.released and (table := self._table_of(row)) is not None:
-                account(state.record, table, self._reclaimer.private_pages(table.row))
