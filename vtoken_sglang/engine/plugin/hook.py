@@ -140,7 +140,7 @@ def register(hook: Hook) -> None:
 
 
 def source_of(target: Callable[..., Any]) -> str:
-    """The file that defines a function or class, relative to the `sglang` package where it is in it."""
+    """The file that defines a function or class, relative to the `sglang` package if inside it."""
     import sglang
 
     path, root = Path(inspect.getfile(inspect.unwrap(target))), Path(inspect.getfile(sglang)).parent
