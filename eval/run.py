@@ -10,10 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vtoken_sglang_eval.package_files import cache_root
-
-from vtoken_sglang.patching import stage_pristine_overlay
-
 from . import provenance
 from .arms import Arm, rotated, select_arms
 from .cell import flush_cache, measure, require_answers, warm_up_workload
@@ -93,21 +89,13 @@ def server_environment(config: EvalConfig) -> dict[str, str]:
     return environment
 
 
-def stock_environment() -> dict[str, str]:
-    """What makes an arm truly stock in an environment whose SGLang is patched: the released files
-    come first on the path, and of this package only the CPU platform is loaded, without which
-    SGLang does not run on a machine that has no accelerator."""
-    overlay = stage_pristine_overlay(cache_root() / "stock-sglang")
-    path = os.pathsep.join(filter(None, (str(overlay), os.environ.get("PYTHONPATH", ""))))
-    # Bytecode is written beside the overlay, or every process of every start compiles SGLang again.
-    bytecode = {"PYTHONDONTWRITEBYTECODE": ""}
-    return {"PYTHONPATH": path, "SGLANG_PLUGINS": "vtoken_cpu", **bytecode}
-
-
 def arm_environment(config: EvalConfig, arm: Arm) -> dict[str, str]:
-    """Environment of this arm's server."""
+    """Environment of this arm's server. In the stock arm only the CPU platform of this package is
+    loaded, without which SGLang does not run on a machine that has no accelerator."""
     environment = server_environment(config)
-    return environment | stock_environment() if arm.vtoken_args is None else environment
+    return (
+        environment | {"SGLANG_PLUGINS": "vtoken_cpu"} if arm.vtoken_args is None else environment
+    )
 
 
 def run_once(prepared: Prepared, arm: Arm, repeat: int, folder: Path, progress: Progress) -> Any:

@@ -58,7 +58,6 @@ def test_nothing_outside_engine_loads_sglang() -> None:
     for needed in (
         "options",
         "cli",
-        "patching",
         "core.types",
         "kernels.pack_live",
         "policy.registry",
@@ -81,7 +80,6 @@ def test_only_engine_names_sglang_in_an_import() -> None:
     files = {name: path for name, path in PRODUCT.items() if not in_package(name, ENGINE)}
     for folder, package in (
         ("eval", "vtoken_sglang_eval"),
-        ("patches", "vtoken_sglang_patches"),
         ("scripts", "scripts"),
     ):
         files |= modules_of(ROOT / folder, package)
@@ -131,7 +129,7 @@ def test_the_evaluation_has_no_cycle_when_it_loads() -> None:
 
 
 def test_no_file_is_too_long() -> None:
-    folders = ("vtoken_sglang", "eval", "patches", "scripts", "tests")
+    folders = ("vtoken_sglang", "eval", "scripts", "tests")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     sizes = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
     assert len(sizes) > 20

@@ -1,4 +1,4 @@
-"""`vtoken-sglang` command line: serve, check, patch, policies, model, eval.
+"""`vtoken-sglang` command line: serve, check, policies, model, eval.
 
 Each sub-command imports what it needs when it runs; in particular nothing here imports SGLang
 until `serve` or `check` is asked for.
@@ -21,17 +21,10 @@ def _serve(argv: Sequence[str]) -> int:
 
 
 def _check(argv: Sequence[str]) -> int:
-    """verify that patches, hooks and versions fit this installation; start nothing"""
+    """verify that version, files and hooks fit this installation; start nothing"""
     from vtoken_sglang.engine.serve import check
 
     return check(list(argv))
-
-
-def _patch(argv: Sequence[str]) -> int:
-    """--check | --apply | --reverse the patch series on the installed SGLang"""
-    from vtoken_sglang.patching import main as patch_main
-
-    return int(patch_main(list(argv)) or 0)
 
 
 def _policies(_argv: Sequence[str]) -> int:
@@ -59,7 +52,6 @@ def _eval(argv: Sequence[str]) -> int:
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": _serve,
     "check": _check,
-    "patch": _patch,
     "policies": _policies,
     "model": _model,
     "eval": _eval,

@@ -20,6 +20,7 @@ from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 
 from tests.helpers.fake_fence import ManualCopyEngine
 from vtoken_sglang.engine.hooks import scheduler as scheduler_hooks
+from vtoken_sglang.engine.runtime import current
 from vtoken_sglang.engine.runtime import runtime as runtime_module
 from vtoken_sglang.engine.runtime.runtime import Runtime
 from vtoken_sglang.options import VTokenConfig
@@ -126,7 +127,7 @@ class FakeEngine:
         )
         monkeypatch.setattr(runtime_module, "make_copy_engine", lambda *_: self.copies)
         self.runtime = Runtime(self.scheduler, config)
-        monkeypatch.setattr(scheduler_hooks, "_runtime", self.runtime)
+        monkeypatch.setattr(current, "_runtime", self.runtime)
 
     # -- the life of a request ------------------------------------------------------------------
 
@@ -255,7 +256,10 @@ class FakeEngine:
 
         Without the tree: tree-owned tokens stay where they are.
         """
-        private = sum(kv_private_tokens(request.kv, self.page_size) for request in self.owners())
+        private = sum(
+            scheduler_hooks.count_private_tokens(kv_private_tokens, request.kv, self.page_size)
+            for request in self.owners()
+        )
         private, _ = scheduler_hooks.count_orphans((private, 0), None)
         return int(self.allocator.available_size()) + self.tree_tokens + private
 

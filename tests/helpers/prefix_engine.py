@@ -30,6 +30,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from tests.helpers.fake_fence import ManualCopyEngine
 from tests.helpers.tree_request import TreeRequest
 from vtoken_sglang.engine.hooks import scheduler as scheduler_hooks
+from vtoken_sglang.engine.runtime import current
 from vtoken_sglang.engine.runtime import runtime as runtime_module
 from vtoken_sglang.engine.runtime.runtime import Runtime
 from vtoken_sglang.options import VTokenConfig
@@ -91,7 +92,7 @@ class PrefixEngine:
         )
         monkeypatch.setattr(runtime_module, "make_copy_engine", lambda *_: self.copies)
         self.runtime = Runtime(self.scheduler, config)
-        monkeypatch.setattr(scheduler_hooks, "_runtime", self.runtime)
+        monkeypatch.setattr(current, "_runtime", self.runtime)
 
     # -- the life of a request ------------------------------------------------------------------
 
@@ -296,7 +297,10 @@ class PrefixEngine:
 
     def accounted(self) -> int:
         """SGLang's check of a busy step; equals `total` unless something leaked."""
-        private = sum(kv_private_tokens(request.kv, self.page_size) for request in self.owners())
+        private = sum(
+            scheduler_hooks.count_private_tokens(kv_private_tokens, request.kv, self.page_size)
+            for request in self.owners()
+        )
         private, _ = scheduler_hooks.count_orphans((private, 0), None)
         tree = self.tree.evictable_size() + self.tree.protected_size()
         return int(self.allocator.available_size()) + int(tree) + int(private)

@@ -23,11 +23,11 @@ from tests.helpers.tree_request import TreeRequest
 from vtoken_sglang.engine.admission.budget import FootprintBudget
 from vtoken_sglang.engine.hooks import admission as capacity_hooks
 from vtoken_sglang.engine.hooks import scheduler as scheduler_hooks
-from vtoken_sglang.engine.plugin.hook import SCHEDULER_HOOKS, resolve_hook
+from vtoken_sglang.engine.plugin.hook import hooks_of
 
 CHUNK = 32
 MAX_STEPS = 6000
-ADMISSION_HOOKS = ("prefill-budget", "running-reserve", "admission", "next-chunk")
+ADMISSION_HOOKS = ("create_budget", "running_reserve", "add_waiting", "add_chunked")
 
 
 def retraction_order(requests: list[Any]) -> list[Any]:
@@ -148,10 +148,10 @@ class TreeEngine(PrefixEngine):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *args: Any, **kwargs: Any) -> None:
         super().__init__(monkeypatch, *args, **kwargs)
-        for hook in SCHEDULER_HOOKS:
+        for hook in hooks_of("admission"):
             if hook.name in ADMISSION_HOOKS:
                 owner, _, name = hook.target.rpartition(".")
-                wrapped = _around(pkgutil.resolve_name(hook.target), resolve_hook(hook))
+                wrapped = _around(pkgutil.resolve_name(hook.target), hook.function)
                 monkeypatch.setattr(pkgutil.resolve_name(owner), name, wrapped)
         monkeypatch.setattr(schedule_batch, "release_req", lambda *, req, **_: self.retract(req))
         self.scheduler.running_batch.batch_is_full = False

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.patched_sglang import stage
 from tests.helpers.server import (
     COMMON_FLAGS,
     PRODUCT,
@@ -18,8 +19,6 @@ from tests.helpers.server import (
     run_to_exit,
 )
 from tests.served.configurations import POOL_FLAGS, STRICT_CHECKS
-from vtoken_sglang import patching
-from vtoken_sglang.engine.plugin.hook import LAUNCHER_HOOKS, SCHEDULER_HOOKS
 
 pytestmark = pytest.mark.server
 
@@ -107,33 +106,18 @@ def test_a_flag_that_sglang_does_not_know(refuse: Refuse) -> None:
     assert last.startswith("vtoken-sglang serve: unrecognized arguments: --no-such-flag (")
 
 
-@ENTRIES
-def test_sglang_without_our_patches(refuse: Refuse, tmp_path: Path, entry: Sequence[str]) -> None:
-    overlay = patching.stage_pristine_overlay(tmp_path / "released")
-    environment = {"PYTHONPATH": str(overlay)}
-    line = our_line(refuse("--vtoken-policy", "none", entry=entry, environment=environment))
-    first = patching.status(overlay / "sglang")[0]
-    assert f"hook {first.name}: patch is not applied to sglang/{first.files[0].path}" in line
-    assert "Remedy: run `vtoken-sglang patch --apply`" in line
-
-
 @pytest.mark.parametrize(
-    ("entry", "hook"),
-    [(PRODUCT, "row-release"), (STOCK, "cli-flags")],
+    ("entry", "source"),
+    [(PRODUCT, "srt/mem_cache/memory_pool.py"), (STOCK, "srt/server_args.py")],
     ids=["vtoken-sglang", "launch_server"],
 )
 def test_sglang_changed_at_a_hook(
-    refuse: Refuse, tmp_path: Path, entry: Sequence[str], hook: str
+    refuse: Refuse, tmp_path: Path, entry: Sequence[str], source: str
 ) -> None:
-    """A file of the scheduler's and one of the launcher's, which no patch of ours owns."""
-    overlay = patching.stage_pristine_overlay(tmp_path / "changed")
-    patching.apply(overlay / "sglang")
-    (source,) = {found.source for found in LAUNCHER_HOOKS + SCHEDULER_HOOKS if found.name == hook}
-    changed = overlay / "sglang" / source
-    content = changed.read_bytes()
-    changed.unlink()  # a link to the installed file
-    changed.write_bytes(content + b"# changed by someone\n")
-    environment = {"PYTHONPATH": str(overlay)}
+    """A file of the scheduler's and one of the launcher's."""
+    changed = stage(tmp_path, f"sglang/{source}") / "sglang" / source
+    changed.write_bytes(changed.read_bytes() + b"# changed by someone\n")
+    environment = {"PYTHONPATH": str(tmp_path)}
     line = our_line(refuse("--vtoken-policy", "none", entry=entry, environment=environment))
     assert f": sglang/{source} differs from the supported release (sha256 " in line
     assert "Remedy: reinstall the supported sglang" in line

@@ -82,7 +82,8 @@ def _short_usage(argv: list[str]) -> Iterator[None]:
 
 
 def check(argv: list[str]) -> int:
-    """Verify versions, patches, upstream files and hooks in this process, and print each hook."""
+    """Verify version, upstream files and hooks in this process, and print each hook's target and
+    reason, and which call-outs of a patched SGLang are used in place of a hook."""
     if argv:
         raise ConfigError("check", "takes no arguments", argv[0])
     from vtoken_sglang.options import VTokenConfig
@@ -91,11 +92,17 @@ def check(argv: list[str]) -> int:
     if from_environment() is None:
         to_environment(VTokenConfig())
     _load_plugins()
+    from vtoken_sglang.engine.plugin.hook import used_call_out
     from vtoken_sglang.engine.plugin.registration import registered_hooks
 
+    call_outs = 0
     for hook in registered_hooks():
-        print(f"ok  {hook.name:<18} {hook.kind:<6} {hook.target}")
-    print(f"{len(registered_hooks())} hooks in place; patches applied")
+        if (call_out := used_call_out(hook)) is not None:
+            call_outs += 1
+            print(f"ok  {hook.name:<28} call-out {call_out.path}\n      {hook.why}")
+        else:
+            print(f"ok  {hook.name:<28} {hook.kind:<8} {hook.target}\n      {hook.why}")
+    print(f"{len(registered_hooks()) - call_outs} hooks and {call_outs} call-outs in place")
     return 0
 
 

@@ -270,7 +270,6 @@ def test_registers_under_the_stock_name(monkeypatch: pytest.MonkeyPatch) -> None
     runner = make_runner(Geometry(page_size=16))
     backend = attention_registry.ATTENTION_BACKENDS["flashinfer"](runner)
     assert type(backend) is VTokenFlashInferAttnBackend
-    assert backend.page_wrappers == []
     runner.kv_index_translator.bind_and_verify_backends([backend])
     runner.use_mla_backend = True
     with pytest.raises(UnsupportedModeError, match="MLA"):

@@ -17,7 +17,7 @@ import torch
 pytest.importorskip("sglang")
 
 from vtoken_sglang.engine import serve
-from vtoken_sglang.engine.hooks.launcher import _prefer_our_backend
+from vtoken_sglang.engine.plugin.launch import prefer_our_backend
 from vtoken_sglang.engine.serve import _short_usage
 from vtoken_sglang.options import ENVIRONMENT_VARIABLE
 
@@ -124,5 +124,5 @@ def test_flashinfer_is_named_where_nobody_named_a_backend(
         "decode_attention_backend": None, "device": device,
     }  # fmt: skip
     arguments = SimpleNamespace(**{**fields, **named})
-    _prefer_our_backend(arguments)
+    prefer_our_backend(arguments)
     assert arguments.attention_backend == expected

@@ -18,7 +18,11 @@ import torch
 from sglang.srt.layers.attention.attention_registry import register_attention_backend
 from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
 
-from vtoken_sglang.engine.attention.live_reads import LiveLengths, install_live_reads, refuse_model
+from vtoken_sglang.engine.attention.live_reads import (
+    LiveMetadata,
+    install_live_reads,
+    refuse_model,
+)
 from vtoken_sglang.engine.observe.backend_mixin import AttentionTap, flashinfer_lse
 from vtoken_sglang.errors import UnsupportedModeError
 
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
 BACKEND_NAME = "flashinfer"
 
 
-class VTokenFlashInferAttnBackend(AttentionTap, LiveLengths, FlashInferAttnBackend):
+class VTokenFlashInferAttnBackend(AttentionTap, LiveMetadata, FlashInferAttnBackend):
     """FlashInfer over live slots."""
 
     def __init__(self, model_runner: ModelRunner, **options: Any) -> None:

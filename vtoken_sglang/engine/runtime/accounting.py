@@ -1,4 +1,4 @@
-"""What pruned requests hold, told to SGLang's records and to whoever asks."""
+"""What pruned requests hold, for SGLang's records, for admission and for whoever asks."""
 
 from __future__ import annotations
 
@@ -7,23 +7,42 @@ from typing import TYPE_CHECKING
 
 from vtoken_sglang.core.footprint import page_ceil, settled_tokens
 from vtoken_sglang.core.token_table import TokenTable
+from vtoken_sglang.engine.admission.budget import FootprintBudget
 from vtoken_sglang.engine.admission.demand import Capacity, pinned_tokens
 from vtoken_sglang.engine.request_state import RequestState
+from vtoken_sglang.engine.statistics import Statistics
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ReqKvInfo
+    from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
+    from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
 
 
-def account(kv: ReqKvInfo, table: TokenTable, private_pages: int) -> None:
-    """Tell SGLang's record what its request has given back. `private_pages`: pages of its ledger
-    and destinations held for it.
-
-    Against the length that the table knows: SGLang may have allocated more since (the chunk in
-    flight of a row that was not worked on), and none of that was given back.
-    """
+def private_tokens(kv: ReqKvInfo, table: TokenTable, private_pages: int) -> int:
+    """Tokens of the pages that a pruned request holds outside the tree. `private_pages`: of its
+    ledger, and destinations held for it; SGLang may have allocated more since the table last caught
+    up (the chunk in flight of a row that was not worked on)."""
     size = table.page_size
-    known = page_ceil(table.logical_len, size) - kv.cache_protected_len
-    kv.kv_reclaimed_tokens = known - private_pages * size
+    newer = page_ceil(kv.kv_allocated_len, size) - page_ceil(table.logical_len, size)
+    return private_pages * size + newer
+
+
+def prefill_budget(
+    capacity: Capacity,
+    statistics: Statistics,
+    allocator: BaseTokenToKVPoolAllocator,
+    tree_cache: BasePrefixCache,
+    mixed_tokens: int,
+) -> FootprintBudget:
+    """What an admission pass may take; `mixed_tokens`: of a decode batch mixed in."""
+    capacity.measure()
+    return FootprintBudget(
+        allocator,
+        tree_cache,
+        capacity=capacity,
+        statistics=statistics,
+        num_mixed_decode_tokens=mixed_tokens,
+    )
 
 
 def footprint(capacity: Capacity, states: Iterable[RequestState]) -> dict[str, int]:

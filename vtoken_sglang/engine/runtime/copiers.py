@@ -1,4 +1,4 @@
-"""Copies and small device work as the scheduler's device needs them, wired to SGLang's forwards."""
+"""The copy engine that fits the device, and device work in the order of SGLang's forwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from vtoken_sglang.core.copy_engine import (
     ThreadCopyEngine,
 )
 from vtoken_sglang.core.device_work import DeviceWork, WorkAtOnce, WorkBehindForwards
-from vtoken_sglang.errors import HookError
 from vtoken_sglang.options import VTokenConfig
 
 if TYPE_CHECKING:
@@ -21,34 +20,29 @@ if TYPE_CHECKING:
 
 
 def make_copy_engine(scheduler: Scheduler, config: VTokenConfig) -> CopyEngine:
-    """Copies on the CPU run in a worker thread, or at once with `--vtoken-copy sync`.
+    """Copies on the CPU run in a worker thread, or at once with synchronous copies.
 
     On CUDA they run on a stream of their own, behind an event recorded after every launched
-    forward (patch `forward-done-listener`). `sync` there is a matter of when the commit happens,
-    not of the stream, so it is the runtime that settles at once.
-
-    Raises:
-        HookError: CUDA without the patched call-out, or with another listener on it.
+    forward (`note_forward`). Synchronous there is a matter of when the commit happens, not of the
+    stream, so it is the runtime that settles at once.
     """
     device = torch.device(scheduler.token_to_kv_pool_allocator.device)
     if device.type != "cuda":
         return SyncCopyEngine() if config.copy == "sync" else ThreadCopyEngine()
-    engine = StreamCopyEngine(device)
-    owner = type(scheduler)
-    if getattr(owner, "forward_done_listener", engine) is not None:
-        raise HookError("forward-done-listener", "is missing or taken by another plugin")
     _compile_kernels(scheduler)
+    return StreamCopyEngine(device)
 
-    def note(_scheduler: Scheduler, _batch: Any) -> None:
+
+def note_forward(copier: CopyEngine) -> None:
+    """Tell a copier on CUDA that a forward was launched on the current stream."""
+    note = getattr(copier, "note_forward", None)
+    if note is not None:
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream())
-        engine.note_forward(event)
-
-    owner.forward_done_listener = note
-    return engine
+        note(event)
 
 
-def make_device_work(scheduler: Scheduler, copier: object = None) -> DeviceWork:
+def make_device_work(scheduler: Scheduler, copier: CopyEngine) -> DeviceWork:
     """What fits the scheduler's device. `copier`: the engine whose copies must not overtake it."""
     if torch.device(scheduler.token_to_kv_pool_allocator.device).type != "cuda":
         return WorkAtOnce()

@@ -11,7 +11,7 @@ Order at the safe point (entry of `get_next_batch_to_run`, no forward being prep
     evict             their tokens are marked: rows, counts and ledger together
     sharing           prefixes that the tree owns are forked where that pays
     reclaim           finished copies are committed, empty pages freed, new repacks submitted
-    account           locks of committed forks move, records learn what rows hold now
+    locks             of the prefixes that committed forks have left are given up
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vtoken_sglang.core.copies import COPY_TIMEOUT
-from vtoken_sglang.core.footprint import page_ceil
 from vtoken_sglang.core.reclaimer import Reclaimer
 from vtoken_sglang.core.rows import RequestRows
 from vtoken_sglang.core.token_table import TokenTable
@@ -30,11 +29,13 @@ from vtoken_sglang.core.types import Generation, Int64Array, ReclaimSettings, Ro
 from vtoken_sglang.engine.admission.demand import Capacity
 from vtoken_sglang.engine.admission.limits import Lengths
 from vtoken_sglang.engine.admission.shortage import Relief
+from vtoken_sglang.engine.attention.live_lengths import LiveLengths, measure
 from vtoken_sglang.engine.observe.decode_tap import current_tap
 from vtoken_sglang.engine.observe.observer import Observer
 from vtoken_sglang.engine.request_state import RequestState
-from vtoken_sglang.engine.runtime.accounting import account, footprint
-from vtoken_sglang.engine.runtime.copiers import make_copy_engine, make_device_work
+from vtoken_sglang.engine.runtime import forwards
+from vtoken_sglang.engine.runtime.accounting import footprint, private_tokens
+from vtoken_sglang.engine.runtime.copiers import make_copy_engine, make_device_work, note_forward
 from vtoken_sglang.engine.runtime.eviction_pass import (
     Ahead,
     EvictionPass,
@@ -56,6 +57,7 @@ from vtoken_sglang.policy.registry import load_policy
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ReqKvInfo, ScheduleBatch
     from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 
 class Runtime:
@@ -77,19 +79,19 @@ class Runtime:
         self._options_of = OptionsOf(config)
         self.ranks = Ranks.of(scheduler)
         pool = allocator.get_kvcache()
-        copier = make_copy_engine(scheduler, config)
+        self._copier = make_copy_engine(scheduler, config)
         self.reclaimer = Reclaimer(
             rows=RequestRows(self._rows.req_to_token),
             buffers=[*pool.k_buffer, *pool.v_buffer],
             pool=self._pool,
-            copier=copier,
+            copier=self._copier,
             settings=ReclaimSettings(
                 threshold=config.repack_threshold, reclaim=config.reclaims, check=config.check
             ),
             identity=self._identity,
         )
         self.forks = PrefixForks(scheduler, self.reclaimer)
-        work = make_device_work(scheduler, copier)
+        work = make_device_work(scheduler, self._copier)
         self.observer = Observer(
             rows=self._rows.req_to_token,
             k_buffers=list(pool.k_buffer),
@@ -186,7 +188,6 @@ class Runtime:
         self._act_on(report)
         if self._config.copy == "sync":
             self._act_on(self.reclaimer.settle(COPY_TIMEOUT))
-        self._account()
         return True
 
     def _apply(self, outcome: Outcome) -> None:
@@ -238,12 +239,16 @@ class Runtime:
         for row in report.given_up:
             self.states[row].fork = None  # the request may try again
 
-    def _account(self) -> None:
-        """Tell SGLang's records what each row holds now: a copy is committed for rows that were not
-        worked on, too."""
-        for state in self.states.values():
-            if state.table is not None and not state.released:
-                account(state.record, state.table, self.reclaimer.private_pages(state.row))
+    # -- a forward --------------------------------------------------------------------------------
+
+    def before_forward(self, forward: ForwardBatch, batch: ScheduleBatch) -> LiveLengths | None:
+        """Prepare the observation of a forward whose plan is bound; its live lengths, if any."""
+        forwards.observe(self.observer, self.state_of, batch, forward)
+        return measure(batch, forward, self.reclaimer.evicted_counts.item)
+
+    def forward_launched(self) -> None:
+        """A forward was launched on the current stream; later copies wait for it."""
+        note_forward(self._copier)
 
     # -- the life of a request ------------------------------------------------------------------
 
@@ -288,8 +293,6 @@ class Runtime:
         pages = self.reclaimer.close(state.row)
         state.released, state.table = True, None
         self._pool.release_at_end(pages)
-        owned = page_ceil(kv.kv_allocated_len, self._page_size)
-        kv.kv_reclaimed_tokens = owned - kv.cache_protected_len
 
     def forget_row(self, row: int) -> None:
         """The row went back to the pool (finish, abort or retraction): its state goes with it."""
@@ -306,13 +309,19 @@ class Runtime:
         if not self.reclaimer.copies.busy:
             return
         self._act_on(self.reclaimer.drain(COPY_TIMEOUT))
-        self._account()
 
     def idle(self) -> None:
         """The scheduler has nothing to do: settle copies and check, once per idle phase."""
         self.drain()
         if self._scheduler.is_fully_idle():
             self.health.idle(self.states.values())
+
+    def private_tokens(self, kv: ReqKvInfo) -> int | None:
+        """Private tokens of a pruned request's record; None for others: SGLang's count holds."""
+        state = None if kv.req_pool_idx is None else self.states.get(kv.req_pool_idx)
+        if state is None or state.table is None or state.record is not kv:
+            return None
+        return private_tokens(kv, state.table, self.reclaimer.private_pages(state.row))
 
     def orphaned_tokens(self) -> int:
         """Tokens in destinations of copies whose request has ended (they are in no record)."""
