@@ -26,8 +26,6 @@ from tests.helpers.attention_batches import (
     random_qkv,
 )
 from vtoken_sglang.engine.attention import cpu as attention_cpu
-from vtoken_sglang.engine.attention import flashinfer as attention_flashinfer
-from vtoken_sglang.engine.attention import triton as attention_triton
 from vtoken_sglang.engine.attention.backends import install_backends, verify_backend
 from vtoken_sglang.engine.attention.cpu import VTokenTorchAttnBackend
 from vtoken_sglang.engine.attention.flashinfer import VTokenFlashInferAttnBackend
@@ -36,10 +34,10 @@ from vtoken_sglang.options import VTokenConfig
 
 READS_LIVE = [
     VTokenConfig(),  # hook-only
-    VTokenConfig(policy="random", keep=0.5, arm="naive"),
-    VTokenConfig(policy="random", keep=0.5, arm="reclaim"),
+    VTokenConfig(policy="random", keep=0.5, ablation="naive"),
+    VTokenConfig(policy="random", keep=0.5),
 ]
-NATIVE = VTokenConfig(arm="native")
+NATIVE = VTokenConfig(ablation="native")
 
 
 @pytest.fixture(autouse=True)
@@ -83,19 +81,6 @@ def test_what_an_arm_registers_is_what_it_is_verified_for(
     runner = make_runner(Geometry())
     runner.attn_backend = known["torch_native"](runner)
     verify_backend(runner, config)
-
-
-@pytest.mark.parametrize("page_mode", ["off", "dense"])
-def test_page_mode_reaches_flashinfer(monkeypatch: pytest.MonkeyPatch, page_mode: str) -> None:
-    asked: list[bool] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(attention_cpu, "register", lambda mode: None)
-    monkeypatch.setattr(attention_triton, "register", lambda: None)
-    monkeypatch.setattr(
-        attention_flashinfer, "register", lambda *, page_mode: asked.append(page_mode)
-    )
-    install_backends(VTokenConfig(page_mode=page_mode))
-    assert asked == [page_mode == "dense"]
 
 
 @pytest.mark.parametrize("config", READS_LIVE, ids=lambda config: config.arm)

@@ -26,7 +26,7 @@ def install_backends(config: VTokenConfig) -> None:
     from vtoken_sglang.engine.attention import flashinfer as attention_flashinfer
     from vtoken_sglang.engine.attention import triton as attention_triton
 
-    attention_flashinfer.register(page_mode=config.page_mode == "dense")
+    attention_flashinfer.register()
     attention_triton.register()
 
 

@@ -5,25 +5,24 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vtoken_sglang import options as vtoken_config
+from vtoken_sglang import option_flags
 from vtoken_sglang.engine.compat.triggers import BACKEND_FIELDS
 from vtoken_sglang.engine.plugin.attestation import ATTESTATION_KEY, expected_attestation
 from vtoken_sglang.engine.plugin.hook import LAUNCHER_HOOKS, SCHEDULER_HOOKS
 from vtoken_sglang.engine.plugin.installation import refuse, verify_installation
 from vtoken_sglang.errors import ConfigError, HookError, VTokenError
+from vtoken_sglang.option_values import flag_label, request_label
 from vtoken_sglang.options import (
     RequestOptions,
-    VTokenConfig,
     from_environment,
-    from_namespace,
     to_environment,
 )
-from vtoken_sglang.policy.names import NO_POLICY
+from vtoken_sglang.policy.names import check_installed
 
 
 def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
     """AFTER `ServerArgs.add_cli_args`: add the --vtoken-* flags."""
-    vtoken_config.add_flags(parser)
+    option_flags.add_flags(parser)
 
 
 def activate_from_arguments(server_args: Any, _cls: type, arguments: argparse.Namespace) -> None:
@@ -36,9 +35,10 @@ def activate_from_arguments(server_args: Any, _cls: type, arguments: argparse.Na
     from vtoken_sglang.engine.compat.refuse import refuse_server_args
 
     try:
-        config = from_namespace(arguments) or from_environment()
+        config = option_flags.from_namespace(arguments) or from_environment()
         if config is None:
             return
+        check_installed(config.policy, flag_label("policy"))
         _check_trace(config.trace)
         to_environment(config)
         verify_installation(LAUNCHER_HOOKS + SCHEDULER_HOOKS)
@@ -60,17 +60,10 @@ def _check_trace(path: str | None) -> None:
         raise ConfigError("--vtoken-trace", rule, path) from error
 
 
-def _check_observed(config: VTokenConfig, policy: str, field: str) -> None:
-    """Raise ConfigError if the policy looks at attention that this server does not observe."""
-    if policy != NO_POLICY:
-        from vtoken_sglang.policy.registry import check_observed
-
-        check_observed(policy, config.observe_layers, field)
-
-
 def refuse_unsupported_arguments(_result: None, server_args: Any) -> None:
     """AFTER `ServerArgs.check_server_args`: refuse modes that would be half-served."""
     from vtoken_sglang.engine.compat.refuse import refuse_server_args
+    from vtoken_sglang.policy.registry import require_policy
 
     config = from_environment()
     if config is None:
@@ -78,7 +71,7 @@ def refuse_unsupported_arguments(_result: None, server_args: Any) -> None:
     try:
         refuse_server_args(server_args)
         config.validate_for_page_size(_resolved_page_size(server_args))
-        _check_observed(config, config.policy, "--vtoken-policy")
+        require_policy(config, config.observe_layers, flag_label)
     except VTokenError as error:
         refuse(error)
 
@@ -136,6 +129,7 @@ def validate_request(tokenized: Any, manager: Any, *_args: Any, **_kwargs: Any) 
     if config is None or parameters is None or not hasattr(tokenized, "return_logprob"):
         return
     from vtoken_sglang.engine.compat.refuse import refuse_request
+    from vtoken_sglang.policy.registry import require_policy
 
     custom = parameters.custom_params
     if custom is not None and not isinstance(custom, dict):
@@ -145,7 +139,7 @@ def validate_request(tokenized: Any, manager: Any, *_args: Any, **_kwargs: Any) 
         (custom or {}).get("vtoken"),
         page_size=_resolved_page_size(manager.server_args),
     )
-    _check_observed(config, options.policy, "vtoken.policy")
+    require_policy(options, config.observe_layers, request_label)
     refuse_request(
         options,
         tokenized.return_logprob,

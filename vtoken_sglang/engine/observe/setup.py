@@ -44,7 +44,7 @@ def make_observer(
         options = options_of(request)
         if not options.prunes or config.observe_layers == "none":
             return None
-        return load_policy(options.policy).observation()
+        return load_policy(options.policy, options.policy_args).observation()
 
     def live_positions(row: int, length: int) -> NDArray[np.int64]:
         positions = np.arange(length, dtype=np.int64)

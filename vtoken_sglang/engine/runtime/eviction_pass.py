@@ -144,7 +144,7 @@ class EvictionPass:
         early = ahead.due(state.options, kv.kv_committed_len - state.last_len, self._page_size)
         if not early and not due(state.options, state.last_len, kv.kv_committed_len):
             return False
-        policy = load_policy(state.options.policy)
+        policy = load_policy(state.options.policy, state.options.policy_args)
         if not self._observer.ready(kv.req_pool_idx, policy):
             return False
         state.last_len = kv.kv_committed_len

@@ -74,8 +74,7 @@ class Runtime:
         self._forks = PrefixForks(scheduler, self._reclaimer)
         device = torch.device(self._allocator.device)
         if device.type == "cuda":
-            is_dense = self._reclaimer.is_dense if config.page_mode == "dense" else None
-            install_live_lengths(lambda row: int(self._reclaimer.evicted_counts[row]), is_dense)
+            install_live_lengths(lambda row: int(self._reclaimer.evicted_counts[row]))
         self._requests: dict[int, PrunedRequest] = {}  # by row; dropped with the row
         self.observer: Observer = make_observer(
             self._rows.req_to_token,
