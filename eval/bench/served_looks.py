@@ -43,7 +43,7 @@ class Request:
 
 
 class PrunedServer(PolicyServer):
-    """A server with some parts off as a context manager. The server prunes what requests ask for."""
+    """A server, parts of it off, as a context manager. It prunes what requests ask for."""
 
     def __init__(self, ablation: str, page_size: int, model: str, log: Path) -> None:
         flags = ("--vtoken-publish", "never", "--vtoken-ablation", ablation)

@@ -6,7 +6,8 @@ import argparse
 from typing import Any
 
 from vtoken_sglang import option_flags
-from vtoken_sglang.engine.compat.triggers import BACKEND_FIELDS
+from vtoken_sglang.engine.compat.arguments import BACKEND_FIELDS, refuse_server_args
+from vtoken_sglang.engine.compat.requests import refuse_request
 from vtoken_sglang.engine.plugin.attestation import ATTESTATION_KEY, expected_attestation
 from vtoken_sglang.engine.plugin.hook import LAUNCHER_HOOKS, SCHEDULER_HOOKS
 from vtoken_sglang.engine.plugin.installation import refuse, verify_installation
@@ -32,8 +33,6 @@ def activate_from_arguments(server_args: Any, _cls: type, arguments: argparse.Na
     publishes its arguments there. Runs before any model file is opened. Modes that the raw flags
     already name are refused here, since SGLang may stop or branch off before its own checks.
     """
-    from vtoken_sglang.engine.compat.refuse import refuse_server_args
-
     try:
         config = option_flags.from_namespace(arguments) or from_environment()
         if config is None:
@@ -62,7 +61,6 @@ def _check_trace(path: str | None) -> None:
 
 def refuse_unsupported_arguments(_result: None, server_args: Any) -> None:
     """AFTER `ServerArgs.check_server_args`: refuse modes that would be half-served."""
-    from vtoken_sglang.engine.compat.refuse import refuse_server_args
     from vtoken_sglang.policy.registry import require_policy
 
     config = from_environment()
@@ -81,7 +79,7 @@ def _prefer_our_backend(server_args: Any) -> None:
     generation that cannot read scattered slots. The arguments are not resolved yet."""
     import torch
 
-    named = any(getattr(server_args, field) is not None for field, _ in BACKEND_FIELDS)
+    named = any(getattr(server_args, field) is not None for field in BACKEND_FIELDS)
     if not named and server_args.device in (None, "cuda") and torch.cuda.is_available():
         server_args.attention_backend = "flashinfer"
 
@@ -128,7 +126,6 @@ def validate_request(tokenized: Any, manager: Any, *_args: Any, **_kwargs: Any) 
     parameters = getattr(tokenized, "sampling_params", None)
     if config is None or parameters is None or not hasattr(tokenized, "return_logprob"):
         return
-    from vtoken_sglang.engine.compat.refuse import refuse_request
     from vtoken_sglang.policy.registry import require_policy
 
     custom = parameters.custom_params
@@ -141,7 +138,7 @@ def validate_request(tokenized: Any, manager: Any, *_args: Any, **_kwargs: Any) 
     )
     require_policy(options, config.observe_layers, request_label)
     refuse_request(
-        options,
+        options.prunes,
         tokenized.return_logprob,
         tokenized.logprob_start_len,
         prompt_len=_prompt_len(tokenized),

@@ -38,7 +38,7 @@ def attest(info: dict[str, Any], scheduler: Any) -> dict[str, Any]:
 
 
 def _verify_scheduler(scheduler: Any, config: VTokenConfig) -> None:
-    from vtoken_sglang.engine.compat.refuse import refuse_runtime
+    from vtoken_sglang.engine.compat.built import refuse_runtime
 
     if not is_verified():
         raise HookError("scheduler", "the hooks of this process were never verified")
