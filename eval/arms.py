@@ -107,7 +107,7 @@ ARMS: dict[str, Arm] = {
         Arm(
             name="native",
             summary="SGLang with this project's CPU attention backend and nothing else of it.",
-            vtoken_args=("--vtoken-policy", "none", "--vtoken-arm", "native"),
+            vtoken_args=("--vtoken-policy", "none", "--vtoken-ablation", "native"),
             reference="stock",
         ),
         Arm(
@@ -119,7 +119,7 @@ ARMS: dict[str, Arm] = {
         _pruning(
             "naive",
             "Tokens are evicted from attention, no page is returned.",
-            "--vtoken-arm", "naive",
+            "--vtoken-ablation", "naive",
             reference="native", same_tokens_as=None,
         ),
         _pruning(
@@ -159,13 +159,12 @@ ARMS: dict[str, Arm] = {
         _pruning(
             "reclaim-async",
             "The arm auto under another name, to set beside reclaim-sync.",
-            "--vtoken-copy", "async",
             shared="auto",
         ),
         _pruning(
             "reclaim-sync",
             "As reclaim-async (auto), but the scheduler waits for every copy.",
-            "--vtoken-copy", "sync",
+            "--vtoken-ablation", "sync-copy",
             shared="auto",
         ),
     )

@@ -22,9 +22,10 @@ LAYERS = {
     "vtoken_sglang.errors": (),
     "vtoken_sglang.kernels": (),
     "vtoken_sglang.core": ("vtoken_sglang.kernels",),
-    "vtoken_sglang.policy": ("vtoken_sglang.options", "vtoken_sglang.option_specs"),
-    "vtoken_sglang.option_specs": ("vtoken_sglang.policy.names",),
-    "vtoken_sglang.options": ("vtoken_sglang.option_specs", "vtoken_sglang.policy.names"),
+    "vtoken_sglang.policy": ("vtoken_sglang.options", "vtoken_sglang.option_values"),
+    "vtoken_sglang.option_values": (),
+    "vtoken_sglang.options": ("vtoken_sglang.option_values",),
+    "vtoken_sglang.option_flags": ("vtoken_sglang.options",),
 }
 
 

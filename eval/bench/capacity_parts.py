@@ -22,8 +22,8 @@ SLA_SHAPE, SLA_POOL = "prompt_heavy", "large"
 MAX_LEVEL = 8
 MIN_REQUESTS = 3
 ARMS: dict[str, tuple[str, ...]] = {
-    "native": ("--vtoken-policy", "none", "--vtoken-arm", "native"),
-    "naive": ("--vtoken-arm", "naive"),
+    "native": ("--vtoken-policy", "none", "--vtoken-ablation", "native"),
+    "naive": ("--vtoken-ablation", "naive"),
     "skip": ("--vtoken-shared", "skip"),
     "auto": ("--vtoken-shared", "auto"),
 }

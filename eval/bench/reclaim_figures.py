@@ -149,7 +149,9 @@ def serve_arm(
     with (
         locked(lock),
         tempfile.TemporaryDirectory() as folder,
-        PrunedServer(arm, page_size, model, Path(folder) / "server.log") as server,
+        PrunedServer(
+            "naive" if arm == "naive" else "", page_size, model, Path(folder) / "server.log"
+        ) as server,
     ):
         for repeat, batch in enumerate(prompts):
             for policy in POLICIES:

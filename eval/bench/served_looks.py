@@ -43,10 +43,10 @@ class Request:
 
 
 class PrunedServer(PolicyServer):
-    """A server of one arm as a context manager. The server prunes what requests ask for."""
+    """A server, parts of it off, as a context manager. It prunes what requests ask for."""
 
-    def __init__(self, arm: str, page_size: int, model: str, log: Path) -> None:
-        flags = ("--vtoken-publish", "never", "--vtoken-arm", arm)
+    def __init__(self, ablation: str, page_size: int, model: str, log: Path) -> None:
+        flags = ("--vtoken-publish", "never", "--vtoken-ablation", ablation)
         super().__init__(model, POOL, log, *flags, page_size=page_size)
 
     def look(self) -> EvictionPlan:

@@ -47,7 +47,12 @@ def test_arms_differ_only_in_launcher_and_own_flags() -> None:
     for arm in ARMS.values():
         words = arm.command(common)
         assert words[len(arm.launcher()) :] == [*common, *(arm.vtoken_args or ())]
-    assert ARMS["native"].command([])[-4:] == ["--vtoken-policy", "none", "--vtoken-arm", "native"]
+    assert ARMS["native"].command([])[-4:] == [
+        "--vtoken-policy",
+        "none",
+        "--vtoken-ablation",
+        "native",
+    ]
 
 
 def test_engine_flags_on_a_cpu_and_elsewhere() -> None:

@@ -21,7 +21,8 @@ from vtoken_sglang_eval.sources import load_source
 from vtoken_sglang_eval.workload import build_workload, workload_builders
 
 from tests.eval.builders import CharacterTokenizer, record, result_of, run_of
-from vtoken_sglang.options import RequestOptions, split_arguments
+from vtoken_sglang.option_flags import split_arguments
+from vtoken_sglang.options import RequestOptions
 
 BASE = {"model": "tiny", "device": "cpu", "dtype": "float32", "repeats": 2}
 

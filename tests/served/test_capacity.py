@@ -147,7 +147,7 @@ def counted(model: Path, log: Path, *flags: str) -> dict[str, Any]:
     """
     requests = [payload(prompt(48, n), 128, interval=96, publish="never") for n in range(10)]
     flags = ("--vtoken-budget", "64", "--vtoken-recent", "16", *flags)
-    flags = (*flags, "--schedule-conservativeness", "0.01", "--vtoken-admission", "full")
+    flags = (*flags, "--schedule-conservativeness", "0.01")
     with serving(model, log, *flags, pool=896) as server:
         answers = server.generate_concurrently(requests)
         assert {generated(answer) for answer in answers} == {128}
@@ -157,8 +157,9 @@ def counted(model: Path, log: Path, *flags: str) -> dict[str, Any]:
 @pytest.mark.slow
 def test_reclaim_comes_before_retraction(model_path: Path, tmp_path: Path) -> None:
     """The same requests, admitted alike: what is reclaimed in time need not be taken back."""
-    off = counted(model_path, tmp_path / "off.log", "--vtoken-shortage", "retract")
-    on = counted(model_path, tmp_path / "on.log")
+    alike = ("--vtoken-ablation", "full-admission")
+    off = counted(model_path, tmp_path / "off.log", *alike[:1], alike[1] + ",retract")
+    on = counted(model_path, tmp_path / "on.log", *alike)
     assert off["retractions"] > 0
     assert off["early_evictions"] == 0
     assert on["retractions"] == 0
@@ -173,7 +174,8 @@ def test_expected_footprint_admits_more_at_once(model_path: Path, tmp_path: Path
     for admission in ("expected", "full"):
         flags = ("--vtoken-keep", "0.3", "--vtoken-publish", "never")
         log = tmp_path / f"{admission}.log"
-        with serving(model_path, log, *flags, "--vtoken-admission", admission, pool=1024) as server:
+        flags += ("--vtoken-ablation", "full-admission") if admission == "full" else ()
+        with serving(model_path, log, *flags, pool=1024) as server:
             server.generate_concurrently(requests)
             after = state(server)
         peaks[admission] = peak_running(server.log)

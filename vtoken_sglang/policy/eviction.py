@@ -45,6 +45,12 @@ def target_kept(options: RequestOptions, logical_len: int) -> int:
     return ceil(_as_written(options.keep) * logical_len)
 
 
+def live_after_eviction(options: RequestOptions, logical_len: int) -> int:
+    """Live tokens the request is left with: its target, and never less than is protected."""
+    target = target_kept(options, logical_len)
+    return max(target, options.sink + options.recent_of(target))
+
+
 def eviction_count(options: RequestOptions, *, live: int, candidates: int, logical_len: int) -> int:
     """How many of `candidates` (tokens that may die) go when `live` tokens are held."""
     return min(candidates, max(0, live - target_kept(options, logical_len)))
@@ -59,7 +65,8 @@ def candidate_range(
 ) -> tuple[int, int]:
     """Half-open index range into `live_positions` of the tokens that may die: not among the
     first `sink` or the last `recent` positions, and below `eligible_below`."""
-    end = min(logical_len - options.recent, eligible_below)
+    recent = options.recent_of(target_kept(options, logical_len))
+    end = min(logical_len - recent, eligible_below)
     first, last = np.searchsorted(live_positions, (options.sink, end))
     return int(first), max(int(first), int(last))
 

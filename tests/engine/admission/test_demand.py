@@ -13,6 +13,7 @@ from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
 from tests.helpers.admission import TREE, ask, budget_of, stock_reserve, waiting
 from tests.helpers.fake_engine import FakeEngine, FakeRequest, MakeEngine
+from vtoken_sglang.options import RequestOptions
 
 
 def running(sim: FakeEngine, rid: str, prompt: int, new: int, **options: Any) -> FakeRequest:
@@ -132,11 +133,11 @@ def test_an_unpruned_request_is_charged_its_whole_length(engine: MakeEngine) -> 
     assert ask(budget_of(sim), waiting(sim, "b", 600, 300, policy="none"))
 
 
-@pytest.mark.parametrize("settings", [{"admission": "full"}, {"arm": "naive"}])
+@pytest.mark.parametrize("ablation", ["full-admission", "naive"])
 def test_sglangs_own_budget_where_nothing_is_expected_back(
-    engine: MakeEngine, settings: dict[str, Any]
+    engine: MakeEngine, ablation: str
 ) -> None:
-    sim = engine(**settings)
+    sim = engine(ablation=ablation)
     assert type(budget_of(sim)) is PrefillBudget
     request = running(sim, "a", 200, 400)
     assert budget_of(sim, request).total_offset == pytest.approx(198, abs=2)
@@ -309,10 +310,20 @@ def test_expected_and_actual_footprint_are_shown(engine: MakeEngine) -> None:
     assert set(sim.runtime.describe()["footprint"].values()) == {0}
 
 
-def test_options_are_resolved_once_per_kind(engine: MakeEngine) -> None:
+def test_options_are_resolved_once_per_request(engine: MakeEngine) -> None:
     sim = engine()
-    own = waiting(sim, "a", 10, 10, keep=0.5)
-    default, same = waiting(sim, "b", 10, 10), waiting(sim, "c", 10, 10, keep=0.5)
+    own, default = waiting(sim, "a", 10, 10, keep=0.5), waiting(sim, "b", 10, 10)
     options_of = sim.runtime.capacity.options
-    assert options_of(own) is options_of(same)
+    assert options_of(own) is options_of(own)
     assert (options_of(own).keep, options_of(default).budget) == (0.5, 48)  # type: ignore[union-attr]
+
+
+def test_a_share_of_recent_tokens_is_part_of_what_is_held(engine: MakeEngine) -> None:
+    """Sinks and recent tokens may be more than the target: then they are what is held."""
+    rule = engine().runtime.capacity.rule
+    half = RequestOptions(policy="random", budget=100, sink=4, recent=0.5)
+    most = RequestOptions(policy="random", budget=100, sink=4, recent=0.99)
+    assert rule(half).target(1000) == 100
+    assert rule(most).target(1000) == 103
+    share = RequestOptions(policy="random", keep=0.1, sink=90, recent=0.5)
+    assert [rule(share).target(length) for length in (100, 1000)] == [95, 140]

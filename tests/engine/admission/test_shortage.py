@@ -55,17 +55,17 @@ def test_looks_ahead_of_time_make_room(
 
 
 def test_switched_off_the_step_does_not_fit(engine: MakeEngine) -> None:
-    sim, requests = full_pool(engine, shortage="retract")
+    sim, requests = full_pool(engine, ablation="retract")
     assert not decode_step(sim, requests)
     found = sim.runtime.statistics
     assert (found.retractions_avoided, found.early_evictions) == (0, 0)
 
 
-@pytest.mark.parametrize("shortage", ["relieve", "retract"])
-def test_what_a_copy_holds_is_waited_for(engine: MakeEngine, shortage: str) -> None:
+@pytest.mark.parametrize("ablation", ["", "retract"])
+def test_what_a_copy_holds_is_waited_for(engine: MakeEngine, ablation: str) -> None:
     """The pool lacks those pages because of us: SGLang would end the last request for them."""
     options: dict[str, Any] = {**THINNED, "budget": None, "publish": "never", "interval": 128}
-    sim = engine(pages=13, shortage=shortage, **options)
+    sim = engine(pages=13, ablation=ablation, **options)
     request = sim.admit("a", 127)
     sim.prefill(request)
     sim.decode(request)
@@ -74,7 +74,7 @@ def test_what_a_copy_holds_is_waited_for(engine: MakeEngine, shortage: str) -> N
     while sim.allocator.available_size() or request.kv.kv_committed_len % 16:
         sim.decode(request)
     assert decode_step(sim, [request])
-    assert bool(sim.runtime.statistics.early_evictions) == (shortage == "relieve")
+    assert bool(sim.runtime.statistics.early_evictions) == (not ablation)
     assert sim.accounted() == sim.total
     assert sim.seen(request)
 
@@ -185,15 +185,15 @@ def test_an_aborted_chunk_leaves_no_shortage_behind(engine: MakeEngine) -> None:
     assert not sim.runtime.relief.wanted(running=1)  # the request that found no room is gone
 
 
-@pytest.mark.parametrize("shortage", ["relieve", "retract"])
+@pytest.mark.parametrize("ablation", ["", "retract"])
 @pytest.mark.parametrize("in_flight", [0, 1])
 def test_a_chunk_without_room_gives_its_pages_to_those_that_decode(
-    engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, in_flight: int, shortage: str
+    engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, in_flight: int, ablation: str
 ) -> None:
     """Not while a chunk of it is computed: its result would be taken for the last one's."""
     from sglang.srt.managers import schedule_batch
 
-    sim = engine(pages=16, shortage=shortage)
+    sim = engine(pages=16, ablation=ablation)
     decoding = sim.admit("decoding", 127, policy="none")
     sim.prefill(decoding)
     sim.decode(decoding)
@@ -212,5 +212,5 @@ def test_a_chunk_without_room_gives_its_pages_to_those_that_decode(
     assert decode_step(sim, [decoding]) == (not in_flight)
     assert queued == ([] if in_flight else ["chunked"])
     if not in_flight:
-        assert sim.runtime.statistics.retractions_avoided == (shortage == "relieve")
+        assert sim.runtime.statistics.retractions_avoided == (not ablation)
         assert sim.accounted() == sim.total

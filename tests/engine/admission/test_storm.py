@@ -50,8 +50,8 @@ def test_every_request_ends_and_no_allocation_fails(engine: MakeEngine, seed: in
 def test_reclaim_comes_before_retraction(engine: MakeEngine) -> None:
     """Admitted alike, with hardly anything reserved for what they generate; looks come late."""
     counts = {}
-    for shortage in ("relieve", "retract"):
-        sim = engine(16, 20, check=False, shortage=shortage, admission="full")
+    for shortage, ablation in (("relieve", ""), ("retract", ",retract")):
+        sim = engine(16, 20, check=False, ablation="full-admission" + ablation)
         sim.scheduler.chunked_prefill_size = CHUNK
         late = {"publish": "never", "interval": 96}
         queue = [waiting(sim, f"{n}", 20, 120, **late) for n in range(10)]

@@ -86,7 +86,7 @@ def storm(patch: pytest.MonkeyPatch, seed: int, page_size: int) -> TreeStorm:
         keep=0.5,
         sink=2,
         recent=8,
-        shortage=draw.choice(["relieve", "relieve", "retract"]),
+        ablation=draw.choice(["", "", "retract"]),
         check=True,
     )
     pages = POOL_TOKENS // page_size

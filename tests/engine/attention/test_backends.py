@@ -34,10 +34,10 @@ from vtoken_sglang.options import VTokenConfig
 
 READS_LIVE = [
     VTokenConfig(),  # hook-only
-    VTokenConfig(policy="random", keep=0.5, arm="naive"),
-    VTokenConfig(policy="random", keep=0.5, arm="reclaim"),
+    VTokenConfig(policy="random", keep=0.5, ablation="naive"),
+    VTokenConfig(policy="random", keep=0.5),
 ]
-NATIVE = VTokenConfig(arm="native")
+NATIVE = VTokenConfig(ablation="native")
 
 
 @pytest.fixture(autouse=True)

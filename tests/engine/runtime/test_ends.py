@@ -111,7 +111,9 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], Failing]:
     def install(later: object) -> Failing:
         policy = Failing(later)
         monkeypatch.setattr(
-            runtime_module, "load_policy", lambda name: policy if name == "random" else known(name)
+            runtime_module,
+            "load_policy",
+            lambda name, *own: policy if name == "random" else known(name, *own),
         )
         return policy
 

@@ -29,7 +29,7 @@ class Pick(Policy):
 
 @pytest.fixture
 def pick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_module, "load_policy", lambda _name: Pick())
+    monkeypatch.setattr(runtime_module, "load_policy", lambda *_: Pick())
 
 
 def pool_with(engine: MakeEngine, free: int, **settings: Any) -> tuple[FakeEngine, FakeRequest]:

@@ -98,7 +98,7 @@ def test_a_request_may_refuse_to_be_pruned(engine: MakeEngine) -> None:
 
 
 def test_the_naive_arm_evictions_but_gives_nothing_back(engine: MakeEngine) -> None:
-    naive, reclaim = engine(arm="naive"), None
+    naive, reclaim = engine(ablation="naive"), None
     request = naive.admit("a", 150, publish="never")
     naive.prefill(request)
     naive.cycle(request, count=20)
@@ -107,7 +107,7 @@ def test_the_naive_arm_evictions_but_gives_nothing_back(engine: MakeEngine) -> N
     assert naive.accounted() == naive.total
     naive.finish(request)
     assert naive.allocator.available_size() == naive.total
-    reclaim = engine(arm="reclaim")
+    reclaim = engine()
     request = reclaim.admit("a", 150, publish="never")
     reclaim.prefill(request)
     reclaim.cycle(request, count=20)

@@ -30,7 +30,7 @@ from vtoken_sglang.core.token_table import TokenTable
 from vtoken_sglang.core.types import ReclaimSettings, page_floor
 from vtoken_sglang.options import RequestOptions, VTokenConfig
 from vtoken_sglang.policy.base import Gather
-from vtoken_sglang.policy.eviction import target_kept
+from vtoken_sglang.policy.eviction import live_after_eviction
 from vtoken_sglang.policy.registry import load_policy
 
 # Decode steps that a new request's first looks may take to come.
@@ -133,7 +133,7 @@ class Capacity:
         published = self.publishes(request)
         cached = page_floor(request.prefix_len, self.page_size)
         forks = published and _expects_fork(options, rule, length, cached)
-        waits = _waits_for_prompt_end(options.policy)
+        waits = _waits_for_prompt_end(options)
         prunes_chunks = request.skip_radix_cache_insert and not waits
         if prunes_chunks and chunk is not None and self.outgrows(request):
             # Only a permanent shortfall shortens chunks: the pool could not hold two whole ones.
@@ -233,7 +233,7 @@ class Capacity:
     def computes_whole(self, options: RequestOptions) -> bool:
         """Whether a private prompt is there whole at some time: it is one chunk, or the policy does
         not look before the prompt's end."""
-        return self._scheduler.chunked_prefill_size is None or _waits_for_prompt_end(options.policy)
+        return self._scheduler.chunked_prefill_size is None or _waits_for_prompt_end(options)
 
     def longest_match(self, request: Any) -> int | None:
         """Most tokens of the cached prefix that a request longer than the pool may lock: what it
@@ -259,17 +259,16 @@ def pinned_tokens(options: RequestOptions, protected: int) -> int:
 @lru_cache(maxsize=1024)
 def _rule(options: RequestOptions, page_size: int) -> PruneRule:
     return PruneRule(
-        target=partial(target_kept, options),
-        protected=options.sink + options.recent,
+        target=partial(live_after_eviction, options),
+        protected=options.sink,
         interval=options.interval,
         page_size=page_size,
         waste=0.0,
     )
 
 
-@lru_cache(maxsize=64)
-def _waits_for_prompt_end(policy: str) -> bool:
-    observation = load_policy(policy).observation()
+def _waits_for_prompt_end(options: RequestOptions) -> bool:
+    observation = load_policy(options.policy, options.policy_args).observation()
     return observation is not None and observation.gather is Gather.PROMPT_END
 
 

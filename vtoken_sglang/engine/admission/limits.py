@@ -12,7 +12,7 @@ from typing import Any
 from vtoken_sglang.core.footprint import fits_private, max_length
 from vtoken_sglang.engine.admission.demand import Capacity
 from vtoken_sglang.errors import ConfigError
-from vtoken_sglang.option_specs import request_label
+from vtoken_sglang.option_values import request_label
 from vtoken_sglang.options import RequestOptions
 
 # As SGLang keeps between the longest prompt and the longest request.

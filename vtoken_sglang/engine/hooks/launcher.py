@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vtoken_sglang import options
+from vtoken_sglang import option_flags
 from vtoken_sglang.engine.plugin import launch
 from vtoken_sglang.engine.plugin.attestation import ATTESTATION_KEY
 from vtoken_sglang.engine.plugin.hook import hook
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 )
 def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
     """Add the --vtoken-* flags."""
-    options.add_flags(parser)
+    option_flags.add_flags(parser)
 
 
 @hook(

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vtoken_sglang.engine.compat.triggers import BACKEND_FIELDS
+from vtoken_sglang.engine.compat.arguments import BACKEND_FIELDS, refuse_server_args
+from vtoken_sglang.engine.compat.requests import refuse_request
 from vtoken_sglang.engine.plugin.attestation import ATTESTATION_KEY, expected_attestation
 from vtoken_sglang.engine.plugin.installation import verify_installation
 from vtoken_sglang.errors import ConfigError, HookError
-from vtoken_sglang.options import (
-    RequestOptions,
-    VTokenConfig,
-    from_environment,
-    from_namespace,
-    to_environment,
-)
-from vtoken_sglang.policy.names import NO_POLICY
+from vtoken_sglang.option_flags import from_namespace
+from vtoken_sglang.option_values import flag_label, request_label
+from vtoken_sglang.options import RequestOptions, from_environment, to_environment
+from vtoken_sglang.policy.names import check_installed
 
 if TYPE_CHECKING:
     import argparse
@@ -34,11 +31,10 @@ def activate(server_args: ServerArgs, arguments: argparse.Namespace) -> None:
     Raises:
         ConfigError, HookError, UnsupportedModeError: the user is told.
     """
-    from vtoken_sglang.engine.compat.refuse import refuse_server_args
-
     config = from_namespace(arguments) or from_environment()
     if config is None:
         return
+    check_installed(config.policy, flag_label("policy"))
     _check_trace(config.trace)
     to_environment(config)
     verify_installation()
@@ -52,13 +48,13 @@ def check_arguments(server_args: ServerArgs) -> None:
     Raises:
         ConfigError, UnsupportedModeError: the user is told.
     """
-    from vtoken_sglang.engine.compat.refuse import refuse_server_args
+    from vtoken_sglang.policy.registry import require_policy
 
     config = from_environment()
     if config is not None:
         refuse_server_args(server_args)
         config.validate_for_page_size(_resolved_page_size(server_args))
-        _check_observed(config, config.policy, "--vtoken-policy")
+        require_policy(config, config.observe_layers, flag_label)
 
 
 def check_attestations(scheduler_infos: list[dict[str, Any]]) -> None:
@@ -85,7 +81,7 @@ def check_request(tokenized: Any, manager: TokenizerManager) -> None:
     parameters = getattr(tokenized, "sampling_params", None)
     if config is None or parameters is None or not hasattr(tokenized, "return_logprob"):
         return
-    from vtoken_sglang.engine.compat.refuse import refuse_request
+    from vtoken_sglang.policy.registry import require_policy
 
     custom = parameters.custom_params
     if custom is not None and not isinstance(custom, dict):
@@ -95,9 +91,9 @@ def check_request(tokenized: Any, manager: TokenizerManager) -> None:
         (custom or {}).get("vtoken"),
         page_size=_resolved_page_size(manager.server_args),
     )
-    _check_observed(config, options.policy, "vtoken.policy")
+    require_policy(options, config.observe_layers, request_label)
     refuse_request(
-        options,
+        options.prunes,
         tokenized.return_logprob,
         tokenized.logprob_start_len,
         prompt_len=_prompt_len(tokenized),
@@ -110,7 +106,7 @@ def prefer_our_backend(server_args: ServerArgs) -> None:
     generation that cannot read scattered slots. The arguments are not resolved yet."""
     import torch
 
-    named = any(getattr(server_args, field) is not None for field, _ in BACKEND_FIELDS)
+    named = any(getattr(server_args, field) is not None for field in BACKEND_FIELDS)
     if not named and server_args.device in (None, "cuda") and torch.cuda.is_available():
         server_args.attention_backend = "flashinfer"
 
@@ -125,14 +121,6 @@ def _check_trace(path: str | None) -> None:
     except OSError as error:
         rule = f"must be a file that can be written ({error.strerror})"
         raise ConfigError("--vtoken-trace", rule, path) from error
-
-
-def _check_observed(config: VTokenConfig, policy: str, field: str) -> None:
-    """Raise ConfigError if the policy looks at attention that this server does not observe."""
-    if policy != NO_POLICY:
-        from vtoken_sglang.policy.registry import check_observed
-
-        check_observed(policy, config.observe_layers, field)
 
 
 def _resolved_page_size(server_args: ServerArgs) -> int:

@@ -31,7 +31,7 @@ def start(scheduler: Scheduler) -> VTokenConfig | None:
     if config is None:
         return None
     from vtoken_sglang.engine.attention.backends import verify_backend
-    from vtoken_sglang.engine.compat.refuse import refuse_runtime
+    from vtoken_sglang.engine.compat.built import refuse_runtime
 
     refuse_runtime(scheduler)
     verify_backend(scheduler.tp_worker.model_runner, config)

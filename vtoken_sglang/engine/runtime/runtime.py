@@ -264,7 +264,7 @@ class Runtime:
                 row=Row(row),
                 generation=Generation(int(self._rows.req_generation[row])),
                 options=options,
-                policy=load_policy(options.policy) if options.prunes else None,
+                policy=load_policy(options.policy, options.policy_args) if options.prunes else None,
             )
         return state
 
