@@ -17,12 +17,11 @@ from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, match_kv_cache
 
-from tests.helpers.admission import ask, budget_of, decode_step, step_fits
+from tests.helpers.admission import ask, asked_about, budget_of, decode_step, step_fits
 from tests.helpers.fake_engine import ROWS, FakeRequest
 from tests.helpers.prefix_engine import PrefixEngine
 from tests.helpers.tree_request import TreeRequest
 from vtoken_sglang.core.footprint import page_ceil
-from vtoken_sglang.engine.admission.budget import FootprintBudget
 from vtoken_sglang.engine.hooks import admission as capacity_hooks
 from vtoken_sglang.engine.hooks import scheduler as scheduler_hooks
 from vtoken_sglang.engine.plugin.hook import SCHEDULER_HOOKS, resolve_hook
@@ -82,12 +81,11 @@ class Storm:
         left, done = CHUNK, []
         chunked = self.sim.scheduler.chunked_req
         if chunked is not None:
-            if isinstance(budget, FootprintBudget):
-                budget.consider(chunked, self.sim.running, False)
-            limit = budget.available_chunk_tokens(CHUNK)
+            lent = asked_about(chunked, budget, self.sim.running)
+            limit = lent.available_chunk_tokens(CHUNK)
             if limit is not None:
                 left -= self.compute(chunked, limit)
-                budget.reserve(CHUNK - left, 0, is_chunked_continuation=True)
+                lent.reserve(CHUNK - left, 0, is_chunked_continuation=True)
                 done.append(chunked)
         while self.queue and left > 0 and len(self.sim.running) + len(done) < ROWS - 2:
             request = self.queue[0]

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("sglang", reason="needs SGLang")
 
+from tests.helpers.admission import set_lengths
 from tests.helpers.storm import CHUNK, TreeEngine, TreeStorm
 from tests.helpers.tree_request import TreeRequest
 from vtoken_sglang.options import VTokenConfig
@@ -73,7 +74,7 @@ def arrival(sim: TreeEngine, draw: random.Random, weather: Weather, number: int)
     pruned = sim.runtime.capacity.options(request)
     if pruned is not None and draw.random() < weather.outgrowing:
         more = POOL_TOKENS + 40 - len(prompt)
-        if sim.runtime.capacity.fits(pruned, len(prompt), more, published=False):
+        if sim.runtime.lengths.serves(pruned, len(prompt), more):
             request = sim.queue(f"r{number}", prompt, more, **options)
     return request
 
@@ -94,6 +95,7 @@ def storm(patch: pytest.MonkeyPatch, seed: int, page_size: int) -> TreeStorm:
     sim = TreeEngine(patch, config, page_size=page_size, pages=pages, core=core)
     promptness = draw.choice([0.05, 0.4])
     chunk = draw.choice([CHUNK, POOL_TOKENS])  # at most; or whole prompts
+    set_lengths(sim, chunk)
     run = TreeStorm(sim, draw, [], draw.choice(weather.ratios), promptness, chunk=chunk)
     step = 0
     for number in range(REQUESTS):

@@ -6,8 +6,7 @@ SGLang's own formulas were asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vtoken_sglang.engine.hooks import scheduler as scheduler_hooks
@@ -38,7 +37,7 @@ def create_budget(
     return FootprintBudget(
         allocator,
         tree_cache,
-        capacity=runtime.capacity,
+        demand=runtime.capacity,
         statistics=runtime.statistics,
         num_mixed_decode_tokens=num_mixed_decode_tokens,
     )
@@ -67,36 +66,21 @@ def add_waiting(
     runtime = _runtime()
     if runtime is None or not runtime.capacity.expects:
         return original(adder, request, has_chunked_req, truncation_align_size)
-    running = adder.running_batch.reqs if adder.running_batch is not None else []
-    alone = not running and not adder.can_run_list and not has_chunked_req
-    adder.memory_budget.consider(request, running, alone)
-    with _same_path(request):
+    with adder.memory_budget.lent_for(request, adder, has_chunked_req=has_chunked_req):
         return original(adder, request, has_chunked_req, truncation_align_size)
-
-
-@contextmanager
-def _same_path(request: Any) -> Iterator[None]:
-    """With the prefix cache off, SGLang admits requests of fixed length by playing their growth
-    through, as if nothing of it were given back. The budget's checks hold for them, too."""
-    fixed = request.sampling_params.ignore_eos
-    request.sampling_params.ignore_eos = False
-    try:
-        yield
-    finally:
-        request.sampling_params.ignore_eos = fixed
 
 
 def add_chunked(original: Callable[..., Any], adder: Any, request: Any) -> Any:
     """AROUND `PrefillAdder.add_chunked_req`: the next chunk takes what is free."""
     runtime = _runtime()
-    if runtime is not None and runtime.capacity.expects:
-        running = adder.running_batch.reqs if adder.running_batch is not None else []
-        adder.memory_budget.consider(request, running, False)
-    return original(adder, request)
+    if runtime is None or not runtime.capacity.expects:
+        return original(adder, request)
+    with adder.memory_budget.lent_for(request, adder, has_chunked_req=True):
+        return original(adder, request)
 
 
 def relieve_before_retraction(original: Callable[..., Any], scheduler: Any, batch: Any) -> Any:
-    """AROUND `Scheduler.update_running_batch`: look for room before requests are taken back."""
+    """AROUND `Scheduler.update_running_batch`: look for room before requests are retracted."""
     runtime = _runtime()
     if runtime is not None:
         runtime.relief.before_decode(batch)
@@ -106,22 +90,21 @@ def relieve_before_retraction(original: Callable[..., Any], scheduler: Any, batc
 def lift_length(original: Callable[..., Any], scheduler: Any, request: Any) -> None:
     """AROUND `Scheduler.init_req_max_new_tokens`: a request that is pruned may outgrow the pool."""
     parameters = request.sampling_params
-    wanted, least = parameters.max_new_tokens, parameters.min_new_tokens
+    wanted, minimum = parameters.max_new_tokens, parameters.min_new_tokens
     original(scheduler, request)
     runtime = _runtime()
     if runtime is None or request.to_finish is not None or not runtime.capacity.expects:
         return
     try:
-        allowed = runtime.lengths.new_tokens(request, wanted, parameters.max_new_tokens)
+        allowed = runtime.lengths.new_tokens(request, wanted)
     except ConfigError as error:
         request.set_finish_with_abort(str(error))
         parameters.max_new_tokens = parameters.min_new_tokens = 0
         return
-    if allowed > parameters.max_new_tokens:
+    if allowed is not None:
         parameters.max_new_tokens = allowed
-        parameters.min_new_tokens = min(least, allowed)
-    if runtime.capacity.options(request) is not None and runtime.capacity.outgrows(request):
-        runtime.statistics.outgrown_requests += 1
+        parameters.min_new_tokens = min(minimum, allowed)
+        runtime.statistics.outgrown_requests += runtime.capacity.outgrows(request)
 
 
 def lift_prompt(
@@ -142,5 +125,5 @@ def limit_match(original: Callable[..., Any], request: Any, input_len: int) -> i
     runtime = _runtime()
     if runtime is None or not runtime.capacity.expects:
         return longest
-    most = runtime.capacity.longest_match(request)
-    return longest if most is None else min(longest, most)
+    limit = runtime.lengths.longest_match(request)
+    return longest if limit is None else min(longest, limit)

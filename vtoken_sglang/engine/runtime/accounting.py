@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vtoken_sglang.core.footprint import page_ceil, settled_tokens
 from vtoken_sglang.core.token_table import TokenTable
-from vtoken_sglang.engine.admission.demand import Capacity, pinned_tokens
+from vtoken_sglang.engine.admission.demand import Demand, pinned_tokens
 from vtoken_sglang.options import RequestOptions
 
 
@@ -50,7 +50,7 @@ def account(kv: Any, table: TokenTable, private_pages: int) -> None:
 
 
 def footprint(
-    capacity: Capacity, requests: Iterable[PrunedRequest], tables: Iterable[TokenTable]
+    capacity: Demand, requests: Iterable[PrunedRequest], tables: Iterable[TokenTable]
 ) -> dict[str, int]:
     """Tokens of private pages of the requests pruned now: as expected at their length, as held, and
     as it would be with nothing given back. Destinations of pending copies are left out."""

@@ -24,9 +24,9 @@ from vtoken_sglang.core.reclaimer import Reclaimer
 from vtoken_sglang.core.settings import ReclaimSettings
 from vtoken_sglang.core.token_table import TokenTable
 from vtoken_sglang.core.types import Generation, Row
-from vtoken_sglang.engine.admission.demand import Capacity
-from vtoken_sglang.engine.admission.limits import Lengths
-from vtoken_sglang.engine.admission.shortage import Relief
+from vtoken_sglang.engine.admission.demand import Demand
+from vtoken_sglang.engine.admission.limits import LengthLimits
+from vtoken_sglang.engine.admission.shortage import ShortageRelief
 from vtoken_sglang.engine.attention.backends import install_live_lengths
 from vtoken_sglang.engine.observe.decode_tap import current_tap
 from vtoken_sglang.engine.observe.observer import Observer
@@ -94,13 +94,11 @@ class Runtime:
         if config.trace is not None:
             self.statistics.trace = open(config.trace, "a", encoding="utf-8")  # noqa: SIM115
         self._resolve = OptionsOf(config)
-        self.capacity = Capacity(
-            scheduler, config, self._resolve, self._tables, self._forks.waiting
-        )
-        self.lengths = Lengths(scheduler, self.capacity)
+        self.capacity = Demand(scheduler, config, self._resolve, self._tables, self._forks.waiting)
+        self.lengths = LengthLimits(scheduler, self.capacity)
         looks = config.shortage == "relieve" and config.reclaims
         work = (self._relieve, self.drain, looks)
-        self.relief = Relief(scheduler, self.capacity, self._pool, self.statistics, *work)
+        self.relief = ShortageRelief(scheduler, self.capacity, self._pool, self.statistics, *work)
 
     # -- the safe point -----------------------------------------------------------------------
 
@@ -158,7 +156,7 @@ class Runtime:
                 sealed[row] = sealed_len
         if not sealed and not self._reclaimer.copies.busy:
             return False
-        pressure = ahead is not Ahead.NEVER or self.capacity.under_pressure(self._pool.free_pages())
+        pressure = ahead is not Ahead.NEVER or self.relief.under_pressure()
         self._fork_prefixes(looked_at, owners, pressure)
         report = self._reclaimer.step(
             sealed_upto=sealed, pressure=pressure, reserve_pages=reserve_pages
