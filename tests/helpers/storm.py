@@ -1,5 +1,5 @@
 """SGLang's loop over an engine in a test's hands, under more requests than its pool holds: prefill
-what admission lets in, else decode, and take back when a step does not fit."""
+what admission lets in, else decode, and retract when a step does not fit."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ class Storm:
     """A storm over the fake engine.
 
     Fields:
-        ratio: as in `budget_of`. retracted: requests taken back. steps: how many it took.
-        peak: most requests that decoded at once. promptness: chance that a copy ends in a step.
+        ratio: as in `budget_of`. retracted: requests that were. steps: how many it took.
+        peak: maximum of requests that decoded at once.
+        promptness: chance that a copy ends in a step.
         last: what the last forward computed prompts of.
     """
 
@@ -112,7 +113,7 @@ class Storm:
         return end - start
 
     def decode(self) -> None:
-        """A decode step; relief is asked once, then requests are taken back until it fits."""
+        """A decode step; relief is asked once, then requests are retracted until it fits."""
         over = self.over()
         going = [request for request in self.sim.running if request not in over]
         fits = decode_step(self.sim, going, over)
@@ -197,7 +198,7 @@ class TreeStorm(Storm):
     seen after the next one was launched.
 
     Fields:
-        chunk: most tokens of a prefill.
+        chunk: maximum tokens of a prefill.
         coming: requests that arrive later, with the step they arrive at, last one first.
         lengths: tokens that each request generates before it stops.
         happened: what the storm came across, so that a test cannot pass by missing it.
@@ -232,7 +233,7 @@ class TreeStorm(Storm):
 
     def requeue(self, request: TreeRequest, is_retracted: bool = False) -> None:
         """Of a chunked request that gave its pages to those that decode."""
-        self.happened["chunks taken back"] += 1
+        self.happened["chunks retracted"] += 1
         scheduler_hooks.keep_prompt_private(None, self.sim.scheduler, request, is_retracted)
         self.queue.append(request)
 

@@ -58,7 +58,7 @@ def test_a_published_prompt_is_charged_whole_under_mask(engine: MakeEngine) -> N
     assert admitted == [True, True, False, False]  # 288 + 80 each, of 1024
     private = [waiting(sim, f"p{n}", 300, 300, publish="never") for n in range(4)]
     budget = budget_of(sim)
-    # Each holds 304 until it is pruned, so the fourth waits for the first look, and no longer.
+    # Each holds 304 until it is pruned, so the fourth waits for the first eviction, and no longer.
     assert [ask(budget, request) for request in private] == [True, True, True, False]
 
 
@@ -82,7 +82,7 @@ def test_the_fork_of_a_running_request_keeps_its_room(engine: MakeEngine) -> Non
     newcomer = waiting(sim, "n", 150, 8)
     # 256 are free: 176 for its prompt, and 32 for pages opened soon, but not 96 for the copies.
     assert not ask(budget_of(sim, request), newcomer, request)
-    request.skip_radix_cache_insert = True  # looked at
+    request.skip_radix_cache_insert = True  # evicted from
     assert ask(budget_of(sim, request), newcomer, request)
     sim.runtime._forks.waiting[request.kv.req_pool_idx] = 4
     assert not ask(budget_of(sim, request), newcomer, request)
@@ -169,7 +169,7 @@ def test_a_chunk_takes_what_is_free_or_waits_and_all_wait_with_it(engine: MakeEn
     assert sim.runtime.capacity.stalled
     assert sim.runtime.statistics.stalled_chunks == 1
     assert not ask(budget, waiting(sim, "later", 8, 8), holder)
-    sim.safe_point()  # looked at ahead of time: what was computed of it is pruned
+    sim.safe_point()  # evicts ahead of time from what was computed of it
     budget = budget_of(sim)
     lent = asked_about(request, budget, [holder])
     assert lent.available_chunk_tokens(64) is not None
@@ -210,14 +210,14 @@ def test_pages_opened_soon_are_those_that_decoding_takes(
     assert free - sim.allocator.available_size() == expected
 
 
-def test_chunks_are_not_expected_to_be_pruned_before_a_policy_looks(engine: MakeEngine) -> None:
+def test_chunks_are_not_expected_to_be_pruned_before_a_policy_can(engine: MakeEngine) -> None:
     """snapkv waits for the prompt's end: until then a private prompt is there whole."""
     sim = engine(pages=32)  # 512 tokens
-    for policy, most in (("streaming_llm", 176), ("snapkv", 416)):
+    for policy, maximum in (("streaming_llm", 176), ("snapkv", 416)):
         request = waiting(sim, policy, 400, 10, publish="never", policy=policy)
         charge = sim.runtime.capacity.charge(request, 32)
         assert charge is not None
-        assert most - 16 <= charge.footprint.prefill <= most
+        assert maximum - 16 <= charge.footprint.prefill <= maximum
 
 
 def test_expected_and_actual_footprint_are_shown(engine: MakeEngine) -> None:

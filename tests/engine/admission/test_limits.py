@@ -102,9 +102,12 @@ def test_only_a_prompt_is_refused_and_the_longest_that_fits_is_named(engine: Mak
     needed = re.search(r"needs up to (\d+) tokens at once", message)
     assert needed is not None
     assert int(needed[1]) > 496
-    assert arrives(sim, fit, 10, policy="random", keep=0.9).to_finish is None
+    assert served(sim, fit, 10, policy="random", keep=0.9) > 0
     assert named_limit(refusal(sim, fit + 1, 10, policy="random", keep=0.9)) == fit
     assert refusal(sim, 600, 10, budget=600).startswith("vtoken.budget: ")
+    # Nothing to answer is less to hold.
+    assert served(sim, 495, 0, policy="random", keep=0.9) == 0
+    assert fit < named_limit(refusal(sim, 496, 0, policy="random", keep=0.9)) == 495
 
 
 @pytest.mark.parametrize(("policy", "chunk"), [("streaming_llm", None), ("snapkv", 64)])
@@ -118,7 +121,7 @@ def test_what_is_there_whole_at_some_time_does_not_outgrow_the_pool(
     message = refusal(sim, 1400, 10, policy=policy)
     assert message.startswith("vtoken.policy: ")
     assert "the pool must hold it whole" in message
-    assert named_limit(message) == 512 - 16
+    assert named_limit(message) == 512 - 16 - 1
 
 
 @pytest.mark.parametrize(("options", "limit"), [({}, CONTEXT - 6), ({"policy": "none"}, 506)])
@@ -164,7 +167,7 @@ amounts = st.one_of(
     pool=st.integers(10, 24).map(lambda pages: pages * 64),
     chunk=st.sampled_from([None, 16, 128, 4096]),
     prompt=st.integers(1, 2500),
-    new=st.integers(0, 2500),
+    new=st.integers(1, 2500),
 )
 def test_what_is_named_is_accepted_and_one_more_is_not(
     policy: str,
@@ -192,6 +195,7 @@ def test_what_is_named_is_accepted_and_one_more_is_not(
             assert named_limit(refusal(sim, fit + 1, new, **options)) == fit
             prompt = fit
         longest = served(sim, prompt, None, **options)
+        assert longest > 0
         assert longest >= served(sim, prompt, None, policy="none")
         for wanted in (new, longest, longest + 1):
             request = arrives(sim, prompt, wanted, **options)

@@ -28,7 +28,7 @@ class Weather:
 
     Fields:
         shared, own, new: tokens of a prompt that others start with, too; of its own; to generate.
-        intervals: tokens between two looks. unpruned, outgrowing: shares of requests.
+        intervals: tokens between two evictions. unpruned, outgrowing: shares of requests.
         ratios: as in `budget_of`.
     """
 
@@ -101,8 +101,8 @@ def storm(patch: pytest.MonkeyPatch, seed: int, page_size: int) -> TreeStorm:
     for number in range(REQUESTS):
         request = arrival(sim, draw, weather, number)
         run.coming.insert(0, (step, request))
-        most = request.sampling_params.max_new_tokens
-        run.lengths[request.rid] = draw.choice([most, draw.randint(1, most)])
+        maximum = request.sampling_params.max_new_tokens
+        run.lengths[request.rid] = draw.choice([maximum, draw.randint(1, maximum)])
         run.happened["longer than the pool"] += sim.runtime.capacity.outgrows(request)
         step += draw.choice([0, 0, 0, 0, 2, 30])
     run.run()
@@ -114,7 +114,7 @@ def storm(patch: pytest.MonkeyPatch, seed: int, page_size: int) -> TreeStorm:
     counted = sim.runtime.statistics
     run.happened["forks"] += sim.runtime._forks.committed
     run.happened["admitted by pruning"] += counted.admitted_by_pruning
-    run.happened["looks ahead of time"] += counted.early_evictions
+    run.happened["evicted from ahead of time"] += counted.early_evictions
     run.happened["relieved"] += counted.retractions_avoided
     run.happened["stalled"] += counted.stalled_chunks
     run.happened["retracted"] += run.retracted
@@ -131,7 +131,7 @@ WANTED = (
     "evicted",
     "longer than the pool",
     "admitted by pruning",
-    "looks ahead of time",
+    "evicted from ahead of time",
     "relieved",
     "retracted",
     "resumed",

@@ -2,7 +2,7 @@
 
 SGLang clips a request to the pool's size, as if nothing of it were ever given back. A pruned one is
 served as long as the pool takes what it holds, up to the model's context, and its answer is clipped
-there. It is refused only when its prompt does not fit, with the longest prompt that would.
+there. It is refused only when its prompt leaves no room for an answer, with the longest that would.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LengthLimits:
             wanted: as asked for, None when the request says nothing.
 
         Raises:
-            ConfigError: its prompt does not fit.
+            ConfigError: its prompt does not fit, or no answer after it.
         """
         options = self._demand.options(request)
         if options is None:
@@ -64,9 +64,10 @@ class LengthLimits:
             limit = min(limit, wanted)
         if (for_all := self._scheduler.max_new_tokens_limit or 0) > 0:
             limit = min(limit, for_all)
-        allowed = largest(partial(self.serves, options, prompt), max(0, limit))
-        if allowed is None:
-            raise self._refusal(options, prompt)
+        limit = max(0, limit)
+        allowed = largest(partial(self.serves, options, prompt), limit)
+        if not allowed and (limit or allowed is None):
+            raise self._refusal(options, prompt, min(limit, 1))
         return allowed
 
     def prompt_limit(self, request: Req, stock: int) -> int:
@@ -134,18 +135,18 @@ class LengthLimits:
             return "without chunked prefill a prompt is computed at once"
         return None
 
-    def _refusal(self, options: RequestOptions, prompt: int) -> ConfigError:
-        """The error that says why a prompt does not fit, and what would."""
+    def _refusal(self, options: RequestOptions, prompt: int, new: int) -> ConfigError:
+        """The error that says why a prompt and `new` tokens more do not fit, and what would."""
         tokens = self._demand.tokens
         longest = self._context - PROMPT_MARGIN - 1
-        fit = largest(lambda length: self.serves(options, length, 0), longest)
+        fit = largest(lambda length: self.serves(options, length, new), longest)
         why = self._holds_whole(options)
-        if why is not None and prompt > tokens:
+        if why is not None and prompt + new > tokens:
             field = "policy"
             why = f"{why}, so that the pool must hold it whole"
         else:
             field = "keep" if options.budget is None else "budget"
-            why = f"it needs up to {self._private_need(options, prompt)} tokens at once"
+            why = f"it needs up to {self._private_need(options, prompt + new)} tokens at once"
         return ConfigError(
             request_label(field),
             f"must leave a prompt of {prompt} tokens room in the {tokens} of the pool: {why}; "

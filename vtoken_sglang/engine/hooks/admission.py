@@ -80,7 +80,7 @@ def add_chunked(original: Callable[..., Any], adder: Any, request: Any) -> Any:
 
 
 def relieve_before_retraction(original: Callable[..., Any], scheduler: Any, batch: Any) -> Any:
-    """AROUND `Scheduler.update_running_batch`: look for room before requests are retracted."""
+    """AROUND `Scheduler.update_running_batch`: make room before requests are retracted."""
     runtime = _runtime()
     if runtime is not None:
         runtime.relief.before_decode(batch)
