@@ -1,5 +1,5 @@
 """SGLang's loop over an engine in a test's hands, under more requests than its pool holds: prefill
-what admission lets in, else decode, and take back when a step does not fit."""
+what admission lets in, else decode, and retract when a step does not fit."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, match_kv_cache
 
-from tests.helpers.admission import ask, budget_of, decode_step, step_fits
+from tests.helpers.admission import ask, asked_about, budget_of, decode_step, step_fits
 from tests.helpers.fake_engine import ROWS, FakeRequest
 from tests.helpers.prefix_engine import PrefixEngine
 from tests.helpers.tree_request import TreeRequest
-from vtoken_sglang.engine.admission.budget import FootprintBudget
 from vtoken_sglang.engine.hooks import admission as capacity_hooks
 from vtoken_sglang.engine.hooks import scheduler as scheduler_hooks
 from vtoken_sglang.engine.plugin.hook import hooks_of
@@ -42,8 +41,9 @@ class Storm:
     """A storm over the fake engine.
 
     Fields:
-        ratio: as in `budget_of`. retracted: requests taken back. steps: how many it took.
-        peak: most requests that decoded at once. promptness: chance that a copy ends in a step.
+        ratio: as in `budget_of`. retracted: requests that were. steps: how many it took.
+        peak: maximum of requests that decoded at once.
+        promptness: chance that a copy ends in a step.
         last: what the last forward computed prompts of.
     """
 
@@ -80,12 +80,11 @@ class Storm:
         left, done = CHUNK, []
         chunked = self.sim.scheduler.chunked_req
         if chunked is not None:
-            if isinstance(budget, FootprintBudget):
-                budget.consider(chunked, self.sim.running, False)
-            limit = budget.available_chunk_tokens(CHUNK)
+            lent = asked_about(chunked, budget, self.sim.running)
+            limit = lent.available_chunk_tokens(CHUNK)
             if limit is not None:
                 left -= self.compute(chunked, limit)
-                budget.reserve(CHUNK - left, 0, is_chunked_continuation=True)
+                lent.reserve(CHUNK - left, 0, is_chunked_continuation=True)
                 done.append(chunked)
         while self.queue and left > 0 and len(self.sim.running) + len(done) < ROWS - 2:
             request = self.queue[0]
@@ -112,7 +111,7 @@ class Storm:
         return end - start
 
     def decode(self) -> None:
-        """A decode step; relief is asked once, then requests are taken back until it fits."""
+        """A decode step; relief is asked once, then requests are retracted until it fits."""
         over = self.over()
         going = [request for request in self.sim.running if request not in over]
         fits = decode_step(self.sim, going, over)
@@ -183,7 +182,7 @@ class TreeStorm(Storm):
     seen after the next one was launched.
 
     Fields:
-        chunk: most tokens of a prefill.
+        chunk: maximum tokens of a prefill.
         coming: requests that arrive later, with the step they arrive at, last one first.
         lengths: tokens that each request generates before it stops.
         happened: what the storm came across, so that a test cannot pass by missing it.
@@ -218,7 +217,7 @@ class TreeStorm(Storm):
 
     def requeue(self, request: TreeRequest, is_retracted: bool = False) -> None:
         """Of a chunked request that gave its pages to those that decode."""
-        self.happened["chunks taken back"] += 1
+        self.happened["chunks retracted"] += 1
         scheduler_hooks.keep_prompt_private(None, self.sim.scheduler, request, is_retracted)
         self.queue.append(request)
 

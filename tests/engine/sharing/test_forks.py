@@ -182,7 +182,7 @@ def test_a_first_fork_lets_those_that_wait_share(engine: MakeEngine, shares: boo
     sim.steps(1)
     sim.safe_point()
     assert not sim.copies.waiting
-    assert sim.runtime.capacity.fork_headroom(sim.running) >= 16  # it may come yet
+    assert sim.runtime.demand.fork_headroom(sim.running) >= 16  # it may come yet
     admitted(sim, "b", [*(PREFIX if shares else OTHER), 1], shared="auto", seed=1)
     sim.steps(3)
     assert (request.kv.cache_protected_len < 32) == (not shares)
@@ -214,7 +214,7 @@ def test_sharers_fork_under_pressure_only_if_the_others_will_too(
     assert len(log) == forks
     assert sum(record["realised_pages"] for record in log) >= forks
     # Nobody has to leave room for a fork that does not come.
-    assert sim.runtime.capacity.fork_headroom(sim.running) == 0
+    assert sim.runtime.demand.fork_headroom(sim.running) == 0
 
 
 def test_sharers_do_not_fork_without_room_for_all(engine: MakeEngine) -> None:
@@ -224,7 +224,7 @@ def test_sharers_do_not_fork_without_room_for_all(engine: MakeEngine) -> None:
     found = pressed(sim, ["auto", "auto"], left)
     assert found["forks"]["log"] == []
     assert found["forks"]["decisions"].keys() == {"auto: no room for all"}
-    assert sim.runtime.capacity.fork_headroom(sim.running) == 0
+    assert sim.runtime.demand.fork_headroom(sim.running) == 0
     masked = pressed(engine(tokens=3200), ["mask", "mask"], left)
     assert found["footprint"] == masked["footprint"]
 

@@ -6,8 +6,7 @@ SGLang's own formulas were asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vtoken_sglang.engine.plugin.hook import hook
@@ -36,12 +35,12 @@ def create_budget(
 ) -> Any:
     """Charge the expected footprint."""
     runtime = current()
-    if runtime is None or not runtime.capacity.expects:
+    if runtime is None or not runtime.demand.expects:
         return original(allocator, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
     from vtoken_sglang.engine.runtime.accounting import prefill_budget
 
     return prefill_budget(
-        runtime.capacity, runtime.statistics, allocator, tree_cache, num_mixed_decode_tokens
+        runtime.demand, runtime.statistics, allocator, tree_cache, num_mixed_decode_tokens
     )
 
 
@@ -57,10 +56,10 @@ def running_reserve(original: Callable[..., Any], adder: PrefillAdder, request: 
     generate."""
     stock = float(original(adder, request))
     runtime = current()
-    if runtime is None or not runtime.capacity.expects:
+    if runtime is None or not runtime.demand.expects:
         return stock
     adder.memory_budget.stock_running += stock
-    grown = runtime.capacity.growth(request, adder.new_token_ratio)
+    grown = runtime.demand.growth(request, adder.new_token_ratio)
     return stock if grown is None else float(grown)
 
 
@@ -78,25 +77,10 @@ def add_waiting(
 ) -> Any:
     """Tell the budget whom the next checks are about."""
     runtime = current()
-    if runtime is None or not runtime.capacity.expects:
+    if runtime is None or not runtime.demand.expects:
         return original(adder, request, has_chunked_req, truncation_align_size)
-    running = adder.running_batch.reqs if adder.running_batch is not None else []
-    alone = not running and not adder.can_run_list and not has_chunked_req
-    adder.memory_budget.consider(request, running, alone)
-    with _same_path(request):
+    with adder.memory_budget.lent_for(request, adder, has_chunked_req=has_chunked_req):
         return original(adder, request, has_chunked_req, truncation_align_size)
-
-
-@contextmanager
-def _same_path(request: Req) -> Iterator[None]:
-    """With the prefix cache off, SGLang admits requests of fixed length by playing their growth
-    through, as if nothing of it were given back. The budget's checks hold for them, too."""
-    fixed = request.sampling_params.ignore_eos
-    request.sampling_params.ignore_eos = False
-    try:
-        yield
-    finally:
-        request.sampling_params.ignore_eos = fixed
 
 
 @hook(
@@ -107,10 +91,10 @@ def _same_path(request: Req) -> Iterator[None]:
 def add_chunked(original: Callable[..., Any], adder: PrefillAdder, request: Req) -> Any:
     """The next chunk takes what is free."""
     runtime = current()
-    if runtime is not None and runtime.capacity.expects:
-        running = adder.running_batch.reqs if adder.running_batch is not None else []
-        adder.memory_budget.consider(request, running, False)
-    return original(adder, request)
+    if runtime is None or not runtime.demand.expects:
+        return original(adder, request)
+    with adder.memory_budget.lent_for(request, adder, has_chunked_req=True):
+        return original(adder, request)
 
 
 @hook(
@@ -121,7 +105,7 @@ def add_chunked(original: Callable[..., Any], adder: PrefillAdder, request: Req)
 def relieve_before_retraction(
     original: Callable[..., Any], scheduler: Scheduler, batch: ScheduleBatch
 ) -> Any:
-    """Look for room before requests are retracted."""
+    """Make room before requests are retracted."""
     runtime = current()
     if runtime is not None:
         runtime.relief.before_decode(batch)
@@ -136,22 +120,21 @@ def relieve_before_retraction(
 def lift_length(original: Callable[..., Any], scheduler: Scheduler, request: Req) -> None:
     """A request that is pruned may outgrow the pool."""
     parameters = request.sampling_params
-    wanted, least = parameters.max_new_tokens, parameters.min_new_tokens
+    wanted, minimum = parameters.max_new_tokens, parameters.min_new_tokens
     original(scheduler, request)
     runtime = current()
-    if runtime is None or request.to_finish is not None or not runtime.capacity.expects:
+    if runtime is None or request.to_finish is not None or not runtime.demand.expects:
         return
     try:
-        allowed = runtime.lengths.new_tokens(request, wanted, parameters.max_new_tokens)
+        allowed = runtime.limits.new_tokens(request, wanted)
     except ConfigError as error:
         request.set_finish_with_abort(str(error))
         parameters.max_new_tokens = parameters.min_new_tokens = 0
         return
-    if allowed > parameters.max_new_tokens:
+    if allowed is not None:
         parameters.max_new_tokens = allowed
-        parameters.min_new_tokens = min(least, allowed)
-    if runtime.capacity.options(request) is not None and runtime.capacity.outgrows(request):
-        runtime.statistics.outgrown_requests += 1
+        parameters.min_new_tokens = min(minimum, allowed)
+        runtime.statistics.outgrown_requests += runtime.demand.outgrows(request)
 
 
 @hook(
@@ -164,8 +147,8 @@ def lift_prompt(
 ) -> str | None:
     """The prompt, too, of a request that `lift_length` passed."""
     runtime = current()
-    if runtime is not None and runtime.capacity.expects:
-        max_req_input_len = runtime.lengths.prompt_limit(request, max_req_input_len)
+    if runtime is not None and runtime.demand.expects:
+        max_req_input_len = runtime.limits.prompt_limit(request, max_req_input_len)
     found: str | None = original(request, max_req_input_len, allow_auto_truncate)
     return found
 
@@ -180,7 +163,7 @@ def limit_match(original: Callable[..., Any], request: Req, input_len: int) -> i
     finds no room."""
     longest = int(original(request, input_len))
     runtime = current()
-    if runtime is None or not runtime.capacity.expects:
+    if runtime is None or not runtime.demand.expects:
         return longest
-    most = runtime.capacity.longest_match(request)
-    return longest if most is None else min(longest, most)
+    limit = runtime.limits.longest_match(request)
+    return longest if limit is None else min(longest, limit)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vtoken_sglang.core.footprint import page_ceil, settled_tokens
 from vtoken_sglang.core.token_table import TokenTable
 from vtoken_sglang.engine.admission.budget import FootprintBudget
-from vtoken_sglang.engine.admission.demand import Capacity, pinned_tokens
+from vtoken_sglang.engine.admission.demand import Demand, pinned_tokens
 from vtoken_sglang.engine.request_state import RequestState
 from vtoken_sglang.engine.statistics import Statistics
 
@@ -28,24 +28,24 @@ def private_tokens(kv: ReqKvInfo, table: TokenTable, private_pages: int) -> int:
 
 
 def prefill_budget(
-    capacity: Capacity,
+    demand: Demand,
     statistics: Statistics,
     allocator: BaseTokenToKVPoolAllocator,
     tree_cache: BasePrefixCache,
     mixed_tokens: int,
 ) -> FootprintBudget:
     """What an admission pass may take; `mixed_tokens`: of a decode batch mixed in."""
-    capacity.measure()
+    demand.measure()
     return FootprintBudget(
         allocator,
         tree_cache,
-        capacity=capacity,
+        demand=demand,
         statistics=statistics,
         num_mixed_decode_tokens=mixed_tokens,
     )
 
 
-def footprint(capacity: Capacity, states: Iterable[RequestState]) -> dict[str, int]:
+def footprint(demand: Demand, states: Iterable[RequestState]) -> dict[str, int]:
     """Tokens of private pages of the requests pruned now: as expected at their length, as held, and
     as it would be with nothing given back. Destinations of pending copies are left out."""
     expected = actual = full = 0
@@ -54,7 +54,7 @@ def footprint(capacity: Capacity, states: Iterable[RequestState]) -> dict[str, i
             continue
         size = table.page_size
         pinned = pinned_tokens(state.options, table.protected_len)
-        expected += settled_tokens(capacity.rule(state.options), table.logical_len, pinned)
+        expected += settled_tokens(demand.rule(state.options), table.logical_len, pinned)
         actual += table.ledger.pages_held * size
         full += page_ceil(table.logical_len, size) - table.protected_len
     return {"expected_tokens": expected, "actual_tokens": actual, "full_tokens": full}

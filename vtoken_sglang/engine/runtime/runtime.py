@@ -26,9 +26,9 @@ from vtoken_sglang.core.reclaimer import Reclaimer
 from vtoken_sglang.core.rows import RequestRows
 from vtoken_sglang.core.token_table import TokenTable
 from vtoken_sglang.core.types import Generation, Int64Array, ReclaimSettings, Row, StepReport
-from vtoken_sglang.engine.admission.demand import Capacity
-from vtoken_sglang.engine.admission.limits import Lengths
-from vtoken_sglang.engine.admission.shortage import Relief
+from vtoken_sglang.engine.admission.demand import Demand
+from vtoken_sglang.engine.admission.limits import LengthLimits
+from vtoken_sglang.engine.admission.shortage import ShortageRelief
 from vtoken_sglang.engine.attention.live_lengths import LiveLengths, measure
 from vtoken_sglang.engine.observe.decode_tap import current_tap
 from vtoken_sglang.engine.observe.observer import Observer
@@ -65,7 +65,7 @@ class Runtime:
 
     Fields:
         states: one per row in use, by row.
-        observer, capacity, lengths, relief, health, statistics: the stages that hooks ask.
+        observer, demand, limits, relief, health, statistics: the stages that hooks ask.
     """
 
     def __init__(self, scheduler: Scheduler, config: VTokenConfig) -> None:
@@ -105,13 +105,11 @@ class Runtime:
         device = torch.device(allocator.device)
         self._evictions = EvictionPass(self.observer, work, device, self._page_size, self.ranks)
         self.statistics = Statistics.with_trace(self.ranks.trace_path(config.trace))
-        self.capacity = Capacity(
-            scheduler, config, self._options_of, self._tables, self._fork_wanted
-        )
-        self.lengths = Lengths(scheduler, self.capacity)
-        self.relief = Relief(
+        self.demand = Demand(scheduler, config, self._options_of, self._tables, self._fork_wanted)
+        self.limits = LengthLimits(scheduler, self.demand)
+        self.relief = ShortageRelief(
             scheduler,
-            self.capacity,
+            self.demand,
             self._pool,
             self.statistics,
             self._relieve,
@@ -131,14 +129,14 @@ class Runtime:
         # The next decode step may open a page for every running request. When there are fewer,
         # repacks may have those that it will not open: they return more than they take.
         short = self.relief.wanted(len(owners))
-        opened = self.capacity.soon_opened(owners, steps=1) // self._page_size
+        opened = self.demand.soon_opened(owners, steps=1) // self._page_size
         ahead = Ahead.USEFULLY if short else Ahead.NEVER
         states = [self.state_of(request) for request in owners]
         worked = self._work(states, ahead, reserve_pages=opened if short else len(owners))
         self.relief.watch(len(running_batch.reqs))
         now_free = self._pool.free_pages()
         self.relief.gained(now_free - free if short else None)
-        if self.capacity.expects and (now_free > free or self.capacity.changed):
+        if self.demand.expects and (now_free > free or self.demand.changed):
             # SGLang looks again when a request leaves; memory came back, or prefixes to hit did.
             running_batch.batch_is_full = False
         if worked:
@@ -166,7 +164,7 @@ class Runtime:
     ) -> bool:
         """Evict from those that are due by now or `ahead`, then reclaim; whether there was any
         work. `reserve_pages`: pages that repacks leave alone. `settle`: see `EvictionPass.run`."""
-        self.capacity.changed = False
+        self.demand.changed = False
         self.observer.prefix_scores.next_pass()
         candidates = list(prunable(states, self._scheduler.chunked_req, self._page_size))
         for state, _ in candidates:
@@ -180,7 +178,7 @@ class Runtime:
         sealed = {state.row: length for state, length in candidates if state.table is not None}
         if not sealed and not self.reclaimer.copies.busy:
             return False
-        pressure = ahead is not Ahead.NEVER or self.capacity.under_pressure(self._pool.free_pages())
+        pressure = ahead is not Ahead.NEVER or self.relief.under_pressure()
         self._fork_prefixes(forking, pressure)
         report = self.reclaimer.step(
             sealed_upto=sealed, pressure=pressure, reserve_pages=reserve_pages
@@ -193,7 +191,7 @@ class Runtime:
     def _apply(self, outcome: Outcome) -> None:
         """Evict what a request's policy selected, or end the request if it failed."""
         state = outcome.state
-        self.capacity.changed |= outcome.first
+        self.demand.changed |= outcome.first
         self.statistics.early_evictions += outcome.early
         if outcome.error is not None:
             self.statistics.policy_errors += 1
@@ -274,7 +272,7 @@ class Runtime:
         self.statistics.retractions += retracted
         options = self._options_of(request)
         never = options.prunes and options.publish == "never"
-        if never or self.lengths.keeps_private(request):
+        if never or self.limits.keeps_private(request):
             request.skip_radix_cache_insert = True
 
     def owns(self, kv: ReqKvInfo) -> bool:
@@ -338,7 +336,7 @@ class Runtime:
             "held_pages": self.reclaimer.held_pages(),
             "retained_pages": sum(t.ledger.pages_held for t in tables),
             "live_private_tokens": sum(t.live_len - t.tree_owned_live() for t in tables),
-            "footprint": footprint(self.capacity, self.states.values()),
+            "footprint": footprint(self.demand, self.states.values()),
             **self.observer.counters(),
             "forks": self.forks.describe(),
             "ranks": self.ranks.counters(),
