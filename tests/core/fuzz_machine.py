@@ -29,8 +29,7 @@ class CoreMachine(RuleBasedStateMachine):
         super().__init__()
         pages = {1: 260, 2: 150, 16: 26}[self.page_size]
         self.memory = MarkedRows(page_size=self.page_size, pages=pages, num_rows=6, width=WIDTH)
-        self.shadow = ShadowModel(self.memory)
-        self.engine = ManualCopyEngine()
+        self.shadow, self.engine = ShadowModel(self.memory), ManualCopyEngine()
         self.generations = {row: 1 for row in range(6)}
         self.drifted: set[int] = set()
         self.expected_faults = 0
@@ -153,11 +152,11 @@ class CoreMachine(RuleBasedStateMachine):
             request.opened = True
         self.reclaimer.sync_new_tokens(Row(row), request.length)
         expected = len(set(evicted.tolist()) & set(request.alive))
-        died = self.reclaimer.evict_tokens(Row(row), random.permutation(evicted))
-        assert died == expected
+        lost = self.reclaimer.evict_tokens(Row(row), random.permutation(evicted))
+        assert lost == expected
         for pos in evicted.tolist():
             request.alive.pop(pos, None)
-        if row in self.reclaimer.copies.pending and died:
+        if row in self.reclaimer.copies.pending and lost:
             events["hole"] += 1
         self.done()
 

@@ -14,7 +14,7 @@ def test_below_the_threshold_two_pages_that_fit_into_one_are_merged(make_bench: 
     assert bench.violations() == []
 
 
-def test_a_merge_is_looked_for_once_per_change(make_bench: MakeBench) -> None:
+def test_a_merge_is_tried_once_per_change(make_bench: MakeBench) -> None:
     bench = make_bench(length=38)
     bench.reclaimer.evict_tokens(ROW, [1, 2, 3, 5, 6])
     assert bench.step(reserve_pages=bench.memory.pool.free_pages()).submitted == 0

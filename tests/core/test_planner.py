@@ -105,7 +105,7 @@ def test_trigger_pressure_and_hysteresis() -> None:
     assert wants_repack(grown, options, pressure=False)
 
 
-def test_no_look_without_a_page_to_gain() -> None:
+def test_nothing_is_planned_without_a_page_to_gain() -> None:
     options = ReclaimSettings(threshold=0.0)
     assert reachable_gain(waste_of([9, 8])) == 0
     assert not wants_repack(waste_of([9, 8]), options, pressure=True)

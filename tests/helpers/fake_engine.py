@@ -4,7 +4,7 @@ what attention would read can be compared with what was written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 
 from tests.helpers.fake_fence import ManualCopyEngine
+from vtoken_sglang.core.types import LAG
 from vtoken_sglang.engine.hooks import scheduler as scheduler_hooks
 from vtoken_sglang.engine.runtime import current
 from vtoken_sglang.engine.runtime import runtime as runtime_module
@@ -242,6 +243,11 @@ class FakeEngine:
             running_batch=self.scheduler.running_batch,
             last_batch=batch,
         )
+
+    def until_due(self, last: Sequence[FakeRequest] | None = None) -> None:
+        """Safe points up to the one at which a copy of the last one is due."""
+        for _ in range(LAG):
+            self.safe_point(last)
 
     def cycle(self, *requests: FakeRequest, count: int = 1) -> None:
         """`count` times: the safe point, then one decode of `requests`; every copy is run."""

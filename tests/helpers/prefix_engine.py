@@ -29,6 +29,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from tests.helpers.fake_fence import ManualCopyEngine
 from tests.helpers.tree_request import TreeRequest
+from vtoken_sglang.core.types import LAG
 from vtoken_sglang.engine.hooks import scheduler as scheduler_hooks
 from vtoken_sglang.engine.runtime import current
 from vtoken_sglang.engine.runtime import runtime as runtime_module
@@ -232,6 +233,11 @@ class PrefixEngine:
     def run_copies(self) -> None:
         for copy in self.copies.waiting:
             copy.finish()
+
+    def until_due(self) -> None:
+        """Safe points up to the one at which a copy of the last one is due."""
+        for _ in range(LAG):
+            self.safe_point()
 
     def steps(self, count: int) -> None:
         """`count` turns; every copy is over by the next one."""

@@ -177,17 +177,17 @@ def test_slot_placement_changes_no_bit(page_size: int) -> None:
     shape = Shape(q_heads=9, kv_heads=3, qk_dim=64, v_dim=64)
     spans = [300, 1500]
     scattered = make_pool(spans, shape, page_size=1, seed=1)
-    packed = make_pool(spans, shape, page_size=page_size, seed=2)
+    compacted = make_pool(spans, shape, page_size=page_size, seed=2)
     for row, span in enumerate(spans, start=1):
-        old, new = scattered.rows[row, :span].long(), packed.rows[row, :span].long()
-        packed.k[new], packed.v[new] = scattered.k[old], scattered.v[old]
+        old, new = scattered.rows[row, :span].long(), compacted.rows[row, :span].long()
+        compacted.k[new], compacted.v[new] = scattered.k[old], scattered.v[old]
     q = random_q(2, shape)
     assert torch.equal(
-        run_decode(q, scattered, [1, 2], spans), run_decode(q, packed, [1, 2], spans)
+        run_decode(q, scattered, [1, 2], spans), run_decode(q, compacted, [1, 2], spans)
     )
 
 
-def test_dead_tokens_and_neighbour_slots_are_never_read() -> None:
+def test_evicted_tokens_and_neighbour_slots_are_never_read() -> None:
     shape = Shape(q_heads=4, kv_heads=2)
     spans, own_lens = [150, 600], [1, 1]
     pool = make_pool(spans, shape)

@@ -19,7 +19,7 @@ from vtoken_sglang.options import VTokenConfig
 
 POOL_TOKENS = 384
 REQUESTS = 24
-SEEDS = 5
+SEEDS = 6
 
 
 @dataclass(frozen=True)

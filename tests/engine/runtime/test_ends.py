@@ -49,7 +49,7 @@ def test_a_copy_in_flight_outlives_its_request(engine: MakeEngine) -> None:
     sim.prefill(other)
     copy.finish()  # late: it may not hit a page that anyone else got
     assert len(sim.seen(other)) == 300
-    sim.safe_point()
+    sim.until_due()
     assert sim.runtime.orphaned_tokens() == 0
     assert sim.accounted() == sim.total
 
@@ -247,12 +247,12 @@ def test_a_page_freed_behind_the_ledgers_back(engine: MakeEngine) -> None:
         sim.safe_point()
 
 
-def test_a_dead_entry_that_was_not_zeroed(engine: MakeEngine) -> None:
+def test_an_evicted_entry_that_was_not_zeroed(engine: MakeEngine) -> None:
     sim = engine()
     request = pruned(sim)
-    dead = next(pos for pos in range(150) if pos not in sim.seen(request))
-    sim.rows.req_to_token[request.kv.req_pool_idx, dead] = 40 * 16 + dead % 16
-    with pytest.raises(InvariantError, match="dead positions with a slot in the row"):
+    evicted = next(pos for pos in range(150) if pos not in sim.seen(request))
+    sim.rows.req_to_token[request.kv.req_pool_idx, evicted] = 40 * 16 + evicted % 16
+    with pytest.raises(InvariantError, match="evicted positions with a slot in the row"):
         sim.safe_point()
 
 
@@ -266,7 +266,7 @@ def test_a_torn_copy_is_dropped_and_reported(engine: MakeEngine) -> None:
     copy.run_one_buffer()
     copy.over = True
     with pytest.raises(InvariantError, match="corrupt copy"):
-        sim.safe_point()
+        sim.until_due()
     assert sim.seen(request)  # it still lives where it was
 
 
@@ -277,9 +277,7 @@ def test_a_row_that_changed_hands_during_a_copy(engine: MakeEngine) -> None:
     sim.decode(request)
     sim.safe_point()
     sim.rows.req_generation[request.kv.req_pool_idx] += 1
-    for copy in sim.copies.waiting:
-        copy.finish()
-    sim.safe_point()
+    sim.until_due()
     state = sim.runtime.describe()
     assert (state["repacks"], state["dropped_plans"]) == (0, 1)
     assert sim.seen(request)

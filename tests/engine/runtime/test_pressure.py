@@ -48,11 +48,9 @@ def pool_with(engine: MakeEngine, free: int, **settings: Any) -> tuple[FakeEngin
 
 
 def repacks(sim: FakeEngine) -> int:
-    """Safe point, the copies, safe point: repacks that were committed by then."""
+    """Repacks of one safe point that were committed when due."""
     sim.safe_point()
-    for copy in sim.copies.waiting:
-        copy.finish()
-    sim.safe_point()
+    sim.until_due()
     state = sim.runtime.describe()
     assert state["evicted_tokens"] == len(EVICTED)
     assert state["early_evictions"] == 0, "there is a page for each running request"

@@ -12,6 +12,7 @@ pytest.importorskip("sglang", reason="needs SGLang")
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from tests.helpers.prefix_engine import PrefixEngine, TreeRequest
+from vtoken_sglang.core.types import LAG
 from vtoken_sglang.options import VTokenConfig
 
 MakeEngine = Callable[..., PrefixEngine]
@@ -58,7 +59,7 @@ def test_the_last_holder_forks_and_its_prefix_is_evictable_at_once(
     request = admitted(sim, "a", PREFIX, shared=shared)
     sim.steps(2)
     assert sim.tree.protected_size() == 96
-    sim.safe_point()  # the copy is over: the commit and the lock go together
+    sim.until_due()  # the commit and the lock go together
     kept = request.kv.cache_protected_len
     # `auto` leaves a fully live beginning in the tree: copying it would gain nothing.
     assert kept == 0 if shared == "cow" else kept < 32
@@ -119,8 +120,7 @@ def test_two_requests_fork_the_same_prefix_in_the_same_step(engine: MakeEngine) 
     sim.safe_point()
     assert len(sim.copies.waiting) == 2
     assert sim.tree.protected_size() >= 96
-    sim.run_copies()
-    sim.safe_point()
+    sim.until_due()
     assert [request.kv.cache_protected_len for request in both] == [0, 0]
     assert sim.tree.protected_size() == 0
     assert sim.accounted() == sim.total
@@ -200,7 +200,7 @@ def pressed(sim: PrefixEngine, strategies: Sequence[str], left: int) -> dict[str
         start = 10_000 + 1000 * len(sim.running)
         prompt = range(start, start + min(room, 400) // 16 * 16 - 8)
         admitted(sim, str(start), list(prompt), policy="none")
-    sim.steps(5)
+    sim.steps(5 + LAG)
     assert sim.accounted() == sim.total
     return sim.runtime.describe()
 
