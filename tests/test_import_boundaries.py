@@ -59,7 +59,7 @@ def test_nothing_outside_engine_loads_sglang() -> None:
         "options",
         "cli",
         "core.types",
-        "kernels.pack_slots",
+        "kernels.pack_live",
         "policy.registry",
     ):
         assert f"vtoken_sglang.{needed}" in names

@@ -26,7 +26,7 @@ from vtoken_sglang_eval.figures import write_figures
 from vtoken_sglang_eval.metrics import figure
 from vtoken_sglang_eval.provenance import figures_head
 
-from vtoken_sglang.core.settings import ReclaimSettings
+from vtoken_sglang.core.types import ReclaimSettings
 from vtoken_sglang.kernels.copy_slots import copy_slots
 
 REQUESTS = (8, 64, 256)

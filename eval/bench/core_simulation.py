@@ -15,8 +15,9 @@ import torch
 
 from vtoken_sglang.core.copy_engine import SyncCopyEngine
 from vtoken_sglang.core.reclaimer import Reclaimer
-from vtoken_sglang.core.settings import ReclaimSettings
-from vtoken_sglang.core.types import Generation, Int64Array, Row, page_count
+from vtoken_sglang.core.rows import RequestRows
+from vtoken_sglang.core.token_table import TokenTable
+from vtoken_sglang.core.types import Generation, Int64Array, ReclaimSettings, Row, page_count
 
 PROMPT, OUTPUT = 1024, 1024
 SINK, RECENT, INTERVAL = 4, 64, 8
@@ -62,7 +63,7 @@ class Requests:
         self.table = torch.zeros(count + 1, width, dtype=torch.int32)
         self._host = self.table.numpy()
         self.reclaimer = Reclaimer(
-            rows=self.table,
+            rows=RequestRows(self.table),
             buffers=[torch.zeros(1, 1, 1)],
             pool=self.pool,
             copier=SyncCopyEngine(lambda buffers, src, dst: None),
@@ -130,6 +131,12 @@ def evicted(
     return free[:excess].astype(np.int64)
 
 
+def waste_of(table: TokenTable) -> float:
+    """F = 1 - mean(live / page_size) over the retained private pages, the tail included."""
+    places = table.ledger.pages_held * table.page_size
+    return 1.0 - table.ledger.live_tokens / places if places else 0.0
+
+
 def simulate(
     policy: str, *, keep: float, page_size: int, reclaim: bool, count: int, seed: int
 ) -> Outcome:
@@ -153,7 +160,7 @@ def simulate(
                     policy, np.flatnonzero(entries), round(keep * requests.length), random
                 )
                 core.evict_tokens(row, chosen[chosen < requests.open_start])
-        committing = set(core.copies.pending)
+        in_flight = dict(core.copies.pending)
         core.step(sealed_upto=requests.sealed())
         for row in requests.rows:
             table = core.table(row)
@@ -161,10 +168,10 @@ def simulate(
             pages = table.ledger.pages_held
             gap = pages / page_count(table.live_len, page_size) - 1
             retained.append(core.private_pages(row))
-            waste.append(table.waste())
+            waste.append(waste_of(table))
             gaps.append(gap)
-            if row in committing:
-                after.append(table.waste())
+            if row in in_flight and core.copies.pending.get(row) is not in_flight[row]:
+                after.append(waste_of(table))
                 gaps_after.append(gap)
         requests.append()
     return Outcome(

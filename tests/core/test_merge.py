@@ -8,8 +8,7 @@ def test_below_the_threshold_two_pages_that_fit_into_one_are_merged(make_bench: 
     bench.reclaimer.evict_tokens(ROW, [1, 2, 3, 5, 6])
     report = bench.step()
     assert (report.submitted, report.submitted_tokens, report.taken_pages) == (1, 3, 1)
-    bench.copies.copies[0].finish()
-    report = bench.step()
+    report = bench.step_until_due()
     assert (report.committed, report.freed_source_pages) == (1, 2)
     assert bench.survivors_intact()
     assert bench.violations() == []

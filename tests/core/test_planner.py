@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vtoken_sglang.core.plan import NEVER_REPACKED
 from vtoken_sglang.core.planner import (
     RowWaste,
     choose_sources,
@@ -13,7 +12,7 @@ from vtoken_sglang.core.planner import (
     wants_merge,
     wants_repack,
 )
-from vtoken_sglang.core.settings import ReclaimSettings
+from vtoken_sglang.core.types import NEVER_REPACKED, ReclaimSettings
 from vtoken_sglang.errors import ConfigError
 
 

@@ -79,7 +79,7 @@ def decode_step(sim: AnyEngine, requests: list[Any], over: Sequence[Any] = ()) -
 def step_fits(sim: AnyEngine, requests: list[Any]) -> bool:
     """`check_decode_mem`, asked again after each retraction: the tree gives up what it can."""
     fits: bool = sim.allocator.check_decode_capacity(
-        num_tokens=decode_need(sim, requests), tree_cache=sim.scheduler.tree_cache
+        num_tokens=decode_need(sim, requests), tree_cache=getattr(sim, "tree", None)
     )
     return fits
 

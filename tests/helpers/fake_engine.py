@@ -70,6 +70,25 @@ class FakeRequest:
         return range(max(0, self.kv.kv_committed_len - self.prompt_len))
 
 
+class FakeTree:
+    """A tree that holds what requests published until they end, and evicts nothing."""
+
+    disable = False
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+
+    def evictable_size(self) -> int:
+        return 0
+
+    def evict(self, _params: Any) -> None:
+        pass
+
+    def all_values_flatten(self) -> torch.Tensor:
+        held = [r.tree_pages for r in self._engine.owners() if r.tree_pages is not None]
+        return torch.cat([torch.zeros(0, dtype=torch.int64), *held]) * self._engine.page_size
+
+
 class FakeEngine:
     """The scheduler of one runtime.
 
@@ -98,8 +117,9 @@ class FakeEngine:
         self.scheduler: Any = SimpleNamespace(
             req_to_token_pool=self.rows,
             token_to_kv_pool_allocator=self.allocator,
-            tree_cache=None,
+            tree_cache=FakeTree(self),
             chunked_req=None,
+            dp_tp_group=SimpleNamespace(world_size=1),
             running_batch=SimpleNamespace(reqs=self.running),
             max_total_num_tokens=self.total,
             is_fully_idle=lambda **_: not self.running,

@@ -83,6 +83,7 @@ class PrefixEngine:
             token_to_kv_pool_allocator=self.allocator,
             tree_cache=self.tree,
             chunked_req=None,
+            dp_tp_group=SimpleNamespace(world_size=1),
             waiting_queue=[],
             running_batch=SimpleNamespace(reqs=self.running),
             max_total_num_tokens=self.total,
@@ -325,8 +326,8 @@ class PrefixEngine:
 
     def holder_counts(self) -> np.ndarray:
         """The plugin's count of holders by page id."""
-        forks: Any = self.runtime._forks
-        found = forks.holders(self.running, set())
-        total = np.zeros(self.scheduler.max_total_num_tokens // self.page_size + 2, np.int64)
-        total[found.pages] = found.total
-        return total
+        holders = self.runtime.forks.holders
+        states = self.runtime.states
+        holders.update(self.runtime.state_of(request) for request in self.running)
+        assert holders.violations(states.values()) == []
+        return np.append(holders.total, 0)

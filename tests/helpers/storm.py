@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 from sglang.srt.managers import schedule_batch
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
@@ -21,7 +20,6 @@ from tests.helpers.admission import ask, budget_of, decode_step, step_fits
 from tests.helpers.fake_engine import ROWS, FakeRequest
 from tests.helpers.prefix_engine import PrefixEngine
 from tests.helpers.tree_request import TreeRequest
-from vtoken_sglang.core.footprint import page_ceil
 from vtoken_sglang.engine.admission.budget import FootprintBudget
 from vtoken_sglang.engine.hooks import admission as capacity_hooks
 from vtoken_sglang.engine.hooks import scheduler as scheduler_hooks
@@ -158,25 +156,11 @@ class TreeEngine(PrefixEngine):
         monkeypatch.setattr(schedule_batch, "release_req", lambda *, req, **_: self.retract(req))
         self.scheduler.running_batch.batch_is_full = False
 
-    def other_pages(self) -> np.ndarray:
-        """Pages of the tree, of rows that were never pruned, and those opened since the ledgers
-        last caught up."""
-        pages = self.tree_pages()
-        for request in self.owners():
-            kv, table = request.kv, self.runtime._table_of(request.kv.req_pool_idx)
-            known = kv.cache_protected_len if table is None else table.logical_len
-            start = page_ceil(known, self.page_size)
-            row = self.rows.req_to_token[kv.req_pool_idx, start : kv.kv_allocated_len]
-            pages += (row[:: self.page_size] // self.page_size).tolist()
-        return np.array(pages, np.int64)
-
     def violations(self) -> list[str]:
         """Every page is free, owned or fenced, exactly once; rows and ledgers agree."""
-        return self.runtime._reclaimer.violations(
-            self.allocator.get_all_free_pages().numpy(),
-            other_pages=self.other_pages(),
-            total_pages=self.total // self.page_size,
-        )
+        for request in self.owners():
+            self.runtime.state_of(request)
+        return self.runtime.health.violations(self.runtime.states.values())
 
 
 def _around(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -326,7 +310,7 @@ class TreeStorm(Storm):
     def check(self) -> None:
         super().check()
         assert self.sim.violations() == []
-        pending = self.sim.runtime._reclaimer.copies.pending.values()
+        pending = self.sim.runtime.reclaimer.copies.pending.values()
         forks = sum(copy.plan.new_protected_len is not None for copy in pending)
         self.happened["forks at once"] += forks > 1
         self.happened["running at once"] += len(self.sim.running) > 1

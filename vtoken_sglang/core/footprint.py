@@ -4,8 +4,9 @@ A request of logical length L, pruned by a rule, holds in private pages at most
 
     bound(L) = page_ceil( max(target(L), protected) / (1 - waste) + interval ) + page
 
-tokens between two looks for evicted, and never more than L: the live tokens its policy aims at,
-spread over pages of which `waste` is dead, what it grows by until the next look, and the open page.
+tokens between two evictions, and never more than L: the live tokens its policy aims at, spread
+over pages of which a share `waste` is empty, what it grows by until the next eviction, and the open
+page.
 Everything that is not reclaimed is charged in full: pages that the radix tree owns and this request
 keeps locked, chunks of a prompt that may not be pruned yet, and a request that is not pruned.
 
@@ -20,6 +21,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
+from vtoken_sglang.core.types import page_floor
+
 CHUNKS_IN_FLIGHT: Final = 2
 """Chunks of a private prompt that cannot be pruned: the one computed and the one allocated."""
 PROGRESS_PAGES: Final = 4
@@ -33,8 +36,8 @@ class PruneRule:
     Fields:
         target: live tokens aimed at, by logical length; monotone.
         protected: tokens that are never evicted (sink and recent).
-        interval: tokens between two looks. page_size: tokens.
-        waste: share of the retained pages expected to be dead, in [0, 1); counts where pages hold
+        interval: tokens between two evictions. page_size: tokens.
+        waste: share of the retained pages expected to be empty, in [0, 1); counts where pages hold
             more than one token.
     """
 
@@ -49,7 +52,7 @@ class PruneRule:
         assert self.page_size >= 1, self.page_size
 
     def bound(self, length: int) -> int:
-        """Most tokens of private pages at logical `length`; see the module."""
+        """Upper bound of the tokens of private pages at logical `length`; see the module."""
         kept = max(self.target(length), self.protected)
         spread = ceil(kept / (1 - self.waste)) if self.page_size > 1 else kept
         return page_ceil(spread + self.interval, self.page_size) + self.page_size
@@ -83,7 +86,8 @@ class Footprint:
     """What a request takes from the pool beyond what is cached already.
 
     Fields:
-        prefill: most tokens held until its first looks. settled: most held afterwards.
+        prefill: tokens held at most until its first eviction.
+        settled: tokens held at most afterwards.
         full: what both would be if nothing was reclaimed.
     """
 
@@ -100,13 +104,9 @@ def page_ceil(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size) * page_size
 
 
-def page_floor(tokens: int, page_size: int) -> int:
-    return tokens // page_size * page_size
-
-
 def settled_tokens(rule: PruneRule, length: int, pinned: int) -> int:
-    """Most tokens of private pages at logical `length`, of which the tree keeps the first `pinned`
-    (page multiple) for good."""
+    """Upper bound of the tokens of private pages at logical `length`, of which the tree keeps the
+    first `pinned` (page multiple) for good."""
     return max(0, min(page_ceil(length, rule.page_size) - pinned, rule.bound(length)))
 
 
@@ -132,7 +132,7 @@ def expected_footprint(rule: PruneRule, case: Prefill) -> Footprint:
 def expected_growth(
     rule: PruneRule, *, length: int, remaining: int, pinned: int, private: int
 ) -> int:
-    """Most further tokens a running request will take.
+    """Upper bound of the further tokens that a running request will take.
 
     Args:
         length: tokens it has. remaining: tokens it is expected to generate.
@@ -157,10 +157,10 @@ def fits_published(rule: PruneRule, case: Prefill, capacity: int) -> bool:
     assert case.published
     case = replace(case, cached=0)
     found = expected_footprint(rule, case)
-    least = found.peak
+    needed = found.peak
     if case.forks:
-        least = max(least, page_floor(case.length, rule.page_size) + fork_cost(rule, case.length))
-    return least <= capacity
+        needed = max(needed, page_floor(case.length, rule.page_size) + fork_cost(rule, case.length))
+    return needed <= capacity
 
 
 def max_length(rule: PruneRule, capacity: int, limit: int) -> int:

@@ -84,9 +84,9 @@ def test_the_fork_of_a_running_request_keeps_its_room(engine: MakeEngine) -> Non
     assert not ask(budget_of(sim, request), newcomer, request)
     request.skip_radix_cache_insert = True  # looked at
     assert ask(budget_of(sim, request), newcomer, request)
-    sim.runtime._forks.waiting[request.kv.req_pool_idx] = 4
+    sim.runtime.state_of(request).fork_wanted = 4
     assert not ask(budget_of(sim, request), newcomer, request)
-    sim.runtime._forks.waiting[request.kv.req_pool_idx] = 3
+    sim.runtime.state_of(request).fork_wanted = 3
     assert ask(budget_of(sim, request), newcomer, request)
 
 

@@ -41,7 +41,7 @@ def test_looks_ahead_of_time_make_room(
     """Dead pages of a window come back at once, scattered ones after the copies that empty them,
     which need a page to begin with."""
     sim, requests = full_pool(engine, spare, **options)
-    copies = sim.runtime._reclaimer.copies
+    copies = sim.runtime.reclaimer.copies
     copies.wait = lambda _timeout: [copy.finish() for copy in sim.copies.waiting]  # type: ignore
     assert decode_step(sim, requests)
     found = sim.runtime.statistics

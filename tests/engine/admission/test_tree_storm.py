@@ -110,7 +110,7 @@ def storm(patch: pytest.MonkeyPatch, seed: int, page_size: int) -> TreeStorm:
     if core == "python":
         assert not any(sim.lock_counts().values())
     counted = sim.runtime.statistics
-    run.happened["forks"] += sim.runtime._forks.committed
+    run.happened["forks"] += sim.runtime.forks.committed
     run.happened["admitted by pruning"] += counted.admitted_by_pruning
     run.happened["looks ahead of time"] += counted.early_evictions
     run.happened["relieved"] += counted.retractions_avoided

@@ -102,11 +102,11 @@ def test_a_stock_backend_on_cuda_is_fair_for_native_only() -> None:
 
 
 @pytest.mark.parametrize("config", [READS_LIVE[0], NATIVE], ids=lambda config: config.arm)
-def test_every_forward_reads_its_rows_through_the_slot_map(
+def test_every_forward_reads_its_rows_once(
     monkeypatch: pytest.MonkeyPatch, config: VTokenConfig
 ) -> None:
-    """Once per forward, in the arm's mode, although nothing is dead; and attention reads that map,
-    not the rows: what they say changes under it."""
+    """In the arm's mode, although nothing was evicted; and attention reads that plan, not the rows:
+    what they say changes under it."""
     known = dict(attention_registry.ATTENTION_BACKENDS)
     monkeypatch.setattr(attention_registry, "ATTENTION_BACKENDS", known)
     install_backends(config)
@@ -114,13 +114,13 @@ def test_every_forward_reads_its_rows_through_the_slot_map(
     runner = make_runner(geometry)
     backend = known["torch_native"](runner)
     modes: list[str] = []
-    build = attention_cpu.build_slot_map
+    build = attention_cpu.AttentionPlan
 
     def watched(*arguments: Any, mode: Any) -> Any:
         modes.append(mode)
         return build(*arguments, mode=mode)
 
-    monkeypatch.setattr(attention_cpu, "build_slot_map", watched)
+    monkeypatch.setattr(attention_cpu, "AttentionPlan", watched)
     forwards = [
         (ForwardMode.EXTEND, Lanes(prefix=[0, 0], own=[40, 7])),
         (ForwardMode.EXTEND, Lanes(prefix=[100, 30], own=[9, 1])),

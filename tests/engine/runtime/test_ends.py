@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("sglang", reason="needs SGLang")
 
 from tests.helpers.fake_engine import THINNED, FakeEngine, MakeEngine
-from vtoken_sglang.engine.runtime import eviction_pass as looks
+from vtoken_sglang.engine.runtime import runtime as runtime_module
 from vtoken_sglang.errors import InvariantError
 from vtoken_sglang.policy.base import Policy, PolicyView
 
@@ -29,7 +29,7 @@ def test_release_frees_every_page_once(engine: MakeEngine, page_size: int) -> No
     free = sim.allocator.get_all_free_pages()
     assert len(free.unique()) == len(free)
     assert sim.allocator.available_size() == sim.total
-    sim.runtime.assert_idle()
+    sim.runtime.health.idle(sim.runtime.states.values())
 
 
 def test_a_copy_in_flight_outlives_its_request(engine: MakeEngine) -> None:
@@ -106,12 +106,12 @@ class Failing(Policy):
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], Failing]:
     """Make `random` a policy that fails from its second look on."""
-    known = looks.load_policy
+    known = runtime_module.load_policy
 
     def install(later: object) -> Failing:
         policy = Failing(later)
         monkeypatch.setattr(
-            looks, "load_policy", lambda name: policy if name == "random" else known(name)
+            runtime_module, "load_policy", lambda name: policy if name == "random" else known(name)
         )
         return policy
 
@@ -148,7 +148,7 @@ def test_a_policy_that_fails_ends_its_request_alone(
     assert sim.runtime.describe()["policy_errors"] == 1
     sim.finish(whole)
     assert sim.allocator.available_size() == sim.total
-    sim.runtime.assert_idle()
+    sim.runtime.health.idle(sim.runtime.states.values())
 
 
 def test_a_policy_that_fails_between_chunks_stops_the_prompt(
@@ -172,7 +172,7 @@ def test_a_policy_that_fails_between_chunks_stops_the_prompt(
     sim.scheduler.chunked_req = None
     sim.finish(request)
     assert sim.allocator.available_size() == sim.total
-    sim.runtime.assert_idle()
+    sim.runtime.health.idle(sim.runtime.states.values())
 
 
 def test_a_request_that_its_client_aborted_is_pruned_to_the_end(engine: MakeEngine) -> None:
@@ -220,7 +220,7 @@ def test_state_left_when_the_server_is_idle(engine: MakeEngine) -> None:
     sim = engine()
     request = pruned(sim)
     with pytest.raises(InvariantError, match=rf"rows \[{request.kv.req_pool_idx}\] are left"):
-        sim.runtime.assert_idle()
+        sim.runtime.health.idle(sim.runtime.states.values())
 
 
 def test_pages_left_when_the_server_is_idle(engine: MakeEngine) -> None:
@@ -231,9 +231,9 @@ def test_pages_left_when_the_server_is_idle(engine: MakeEngine) -> None:
     sim.safe_point()
     sim.finish(request)
     with pytest.raises(InvariantError, match=r"idle, but [1-9]\d* held pages"):
-        sim.runtime.assert_idle()
+        sim.runtime.health.idle(sim.runtime.states.values())
     sim.runtime.drain()
-    sim.runtime.assert_idle()
+    sim.runtime.health.idle(sim.runtime.states.values())
 
 
 def test_a_page_freed_behind_the_ledgers_back(engine: MakeEngine) -> None:

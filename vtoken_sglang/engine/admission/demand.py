@@ -7,10 +7,9 @@ length. Scheduler thread only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from types import MappingProxyType
 from typing import Any
 
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
@@ -26,10 +25,9 @@ from vtoken_sglang.core.footprint import (
     fits_published,
     fork_cost,
     page_ceil,
-    page_floor,
 )
-from vtoken_sglang.core.settings import ReclaimSettings
 from vtoken_sglang.core.token_table import TokenTable
+from vtoken_sglang.core.types import ReclaimSettings, page_floor
 from vtoken_sglang.options import RequestOptions, VTokenConfig
 from vtoken_sglang.policy.base import Gather
 from vtoken_sglang.policy.eviction import target_kept
@@ -40,7 +38,6 @@ STEPS_UNTIL_PRUNED = 4
 MAX_WASTE = 0.9
 # Below this share of free pages the planner is told that the pool is under pressure.
 PRESSURE_FREE_SHARE = 1 / 8
-_NONE: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +73,11 @@ class Capacity:
         config: VTokenConfig,
         options_of: Callable[[Any], RequestOptions],
         tables: Callable[[], Iterable[TokenTable]],
-        forks_waiting: Mapping[int, int] = _NONE,
+        fork_wanted: Callable[[int], int | None] = lambda row: None,
     ) -> None:
-        """`forks_waiting`: by row, pages of a fork that would pay, had the pool as many; read at
-        each use."""
+        """`fork_wanted`: row -> pages of a fork that would pay, had the pool as many."""
         self._scheduler = scheduler
-        self._forks_waiting = forks_waiting
+        self._fork_wanted = fork_wanted
         self._reclaims = config.reclaims
         self._options_of, self._tables = options_of, tables
         self.page_size: int = scheduler.token_to_kv_pool_allocator.page_size
@@ -185,7 +181,7 @@ class Capacity:
         most = 0
         for request in requests:
             options = self.options(request)
-            pages = self._forks_waiting.get(request.kv.req_pool_idx)
+            pages = self._fork_wanted(request.kv.req_pool_idx)
             if pages is not None:
                 most = max(most, pages * self.page_size)
             elif options is not None and self._will_fork(request, options):

@@ -127,8 +127,8 @@ def install_live_reads(translator: KVIndexTranslator, slots_dtype: torch.dtype) 
         slots_dtype: dtype of the lists that the backend asks for.
 
     Raises:
-        UnsupportedModeError: the translator maps virtual ids, which rows with dead entries do not
-            go through.
+        UnsupportedModeError: the translator maps virtual ids, which rows with evicted entries do
+            not go through.
     """
     if has_live_reads(translator):
         return
@@ -140,7 +140,7 @@ def install_live_reads(translator: KVIndexTranslator, slots_dtype: torch.dtype) 
         )
     rows = translator.req_to_token
     if rows.is_cuda:
-        from vtoken_sglang.kernels.triton_pack_live import warm_up
+        from vtoken_sglang.kernels.pack_live.triton import warm_up
 
         warm_up(rows, slots_dtype)
     translator.pack_read_stream = LiveReads(translator).pack_read_stream

@@ -105,9 +105,7 @@ def keep_prompt_private(
 def drain_when_idle(original: Callable[..., Any], scheduler: Scheduler) -> Any:
     """The leak check must find nothing held by a copy."""
     if (runtime := current()) is not None:
-        runtime.drain()
-        if scheduler.is_fully_idle():
-            runtime.assert_idle()
+        runtime.idle()
     return original(scheduler)
 
 
@@ -125,7 +123,7 @@ def drain_before_flush(
     runtime = current()
     if runtime is not None and scheduler.is_fully_idle(ignore_waiting=scheduler._engine_paused):
         runtime.drain()
-        runtime.observer.seeds.clear()
+        runtime.observer.prefix_scores.clear()
     return original(scheduler, *args, **kw)
 
 

@@ -16,10 +16,9 @@ from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
 
 from vtoken_sglang.engine.observe.lanes import ForwardObservation
 from vtoken_sglang.engine.observe.observer import Observer
-from vtoken_sglang.kernels.cpu_decode import LaneWeights
+from vtoken_sglang.kernels.cpu.decode import LaneWeights
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 
@@ -48,12 +47,9 @@ class LayerObserver:
 _observed: weakref.WeakKeyDictionary[KVLocPlan, LayerObserver] = weakref.WeakKeyDictionary()
 
 
-def prepare_forward(observer: Observer, batch: ScheduleBatch, forward_batch: ForwardBatch) -> None:
-    """Prepare what the layers of a forward, whose plan is bound, will show to the observer."""
-    is_decode = forward_batch.forward_mode.is_decode()
-    forward = observer.prepare(batch, is_decode, forward_batch.req_pool_indices)
-    if forward is not None:
-        _observed[forward_batch.kv_loc_plan] = LayerObserver(observer, forward)
+def attach(plan: KVLocPlan, observer: Observer, forward: ForwardObservation) -> None:
+    """Let the layers of the forward planned by `plan` show what they see to `observer`."""
+    _observed[plan] = LayerObserver(observer, forward)
 
 
 def layer_observer(forward_batch: ForwardBatch) -> LayerObserver | None:

@@ -1,4 +1,4 @@
-"""The copy engine that fits the device, wired to SGLang's forwards."""
+"""Copies and small device work as the scheduler's device needs them, wired to SGLang's forwards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vtoken_sglang.core.copy_engine import CopyEngine, SyncCopyEngine, ThreadCopyEngine
+from vtoken_sglang.core.copy_engine import (
+    CopyEngine,
+    StreamCopyEngine,
+    SyncCopyEngine,
+    ThreadCopyEngine,
+)
+from vtoken_sglang.core.device_work import DeviceWork, WorkAtOnce, WorkBehindForwards
 from vtoken_sglang.options import VTokenConfig
 
 if TYPE_CHECKING:
@@ -17,14 +23,12 @@ def make_copy_engine(scheduler: Scheduler, config: VTokenConfig) -> CopyEngine:
     """Copies on the CPU run in a worker thread, or at once with `--vtoken-copy sync`.
 
     On CUDA they run on a stream of their own, behind an event recorded after every launched
-    forward (`note_forward`). `sync` there is a matter of when the commit may happen, not of the
-    stream, so it is the runtime that waits.
+    forward (`note_forward`). `sync` there is a matter of when the commit happens, not of the
+    stream, so it is the runtime that settles at once.
     """
     device = torch.device(scheduler.token_to_kv_pool_allocator.device)
     if device.type != "cuda":
         return SyncCopyEngine() if config.copy == "sync" else ThreadCopyEngine()
-    from vtoken_sglang.core.stream_copy import StreamCopyEngine
-
     _compile_kernels(scheduler)
     return StreamCopyEngine(device)
 
@@ -38,10 +42,17 @@ def note_forward(copier: CopyEngine) -> None:
         note(event)
 
 
+def make_device_work(scheduler: Scheduler, copier: object = None) -> DeviceWork:
+    """What fits the scheduler's device. `copier`: the engine whose copies must not overtake it."""
+    if torch.device(scheduler.token_to_kv_pool_allocator.device).type != "cuda":
+        return WorkAtOnce()
+    forward_stream = scheduler.forward_stream if scheduler.enable_overlap else None
+    return WorkBehindForwards(forward_stream, note=getattr(copier, "note_forward", None))
+
+
 def _compile_kernels(scheduler: Scheduler) -> None:
     """Triton compiles at the first launch: here, not in the first safe point that moves a token."""
-    from vtoken_sglang.kernels import triton_apply_moves, triton_copy_slots
+    from vtoken_sglang.kernels.copy_slots.triton import warm_up
 
     pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
-    triton_copy_slots.warm_up([*pool.k_buffer, *pool.v_buffer])
-    triton_apply_moves.warm_up(scheduler.req_to_token_pool.req_to_token)
+    warm_up([*pool.k_buffer, *pool.v_buffer])
