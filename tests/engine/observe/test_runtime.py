@@ -30,9 +30,7 @@ def forward(sim: FakeEngine, *requests: FakeRequest, wanted: int) -> None:
     """What a decode step shows: every request's query loves its token at position `wanted`."""
     batch: Any = SimpleNamespace(reqs=list(requests))
     observer = sim.runtime.observer
-    seen = observer.prepare(
-        forward_lanes(sim.runtime.state_of, batch, is_decode=True), is_decode=True
-    )
+    seen = observer.prepare(forward_lanes(sim.runtime, batch, is_decode=True), is_decode=True)
     assert seen is not None
 
     def weights_of(lane: int) -> torch.Tensor:
@@ -153,16 +151,13 @@ def test_snapkv_does_not_prune_a_prompt_that_it_has_not_seen_the_end_of(
     for end in (32, 64):
         start, _ = request.kv.kv_allocated_len, sim.extend(request, end)
         batch: Any = SimpleNamespace(reqs=[request], prefix_lens=[start], extend_lens=[end - start])
-        assert (
-            observer.prepare(forward_lanes(sim.runtime.state_of, batch, False), is_decode=False)
-            is None
-        )
+        assert observer.prepare(forward_lanes(sim.runtime, batch, False), is_decode=False) is None
         sim.safe_point()
         assert len(sim.seen(request)) == end
     sim.extend(request, 96)
     sim.scheduler.chunked_req = None
     batch: Any = SimpleNamespace(reqs=[request], prefix_lens=[64], extend_lens=[32])
-    seen = observer.prepare(forward_lanes(sim.runtime.state_of, batch, False), is_decode=False)
+    seen = observer.prepare(forward_lanes(sim.runtime, batch, False), is_decode=False)
     assert seen is not None
     for layer in range(LAYERS):
         observer.on_layer(seen, layer, torch.randn(32, HEADS, DIM), 1.0)

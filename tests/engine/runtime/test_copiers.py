@@ -22,8 +22,7 @@ def scheduler() -> Any:
     """A scheduler on CUDA as far as it is read; its tensors are not."""
     pool = SimpleNamespace(k_buffer=[torch.zeros(4, 1, 2)], v_buffer=[torch.ones(4, 1, 2)])
     return SimpleNamespace(
-        token_to_kv_pool_allocator=SimpleNamespace(device="cuda", get_kvcache=lambda: pool),
-        req_to_token_pool=SimpleNamespace(req_to_token=torch.zeros(2, 8)),
+        token_to_kv_pool_allocator=SimpleNamespace(device="cuda", get_kvcache=lambda: pool)
     )
 
 

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 def kv_lens_of(forward_batch: ForwardBatch, batch: ScheduleBatch) -> LiveLengths | None:
     """Key/value lengths of a forward; None where they are its sequence lengths."""
     runtime = current()
-    return None if runtime is None else runtime.before_forward(forward_batch, batch)
+    if runtime is None:
+        return None
+    from vtoken_sglang.engine.runtime.forwards import prepare
+
+    return prepare(runtime, forward_batch, batch)
 
 
 @hook(

@@ -29,11 +29,9 @@ from vtoken_sglang.core.types import Generation, Int64Array, ReclaimSettings, Ro
 from vtoken_sglang.engine.admission.demand import Demand
 from vtoken_sglang.engine.admission.limits import LengthLimits
 from vtoken_sglang.engine.admission.shortage import ShortageRelief
-from vtoken_sglang.engine.attention.live_lengths import LiveLengths, measure
 from vtoken_sglang.engine.observe.decode_tap import current_tap
 from vtoken_sglang.engine.observe.observer import Observer
 from vtoken_sglang.engine.request_state import RequestState
-from vtoken_sglang.engine.runtime import forwards
 from vtoken_sglang.engine.runtime.accounting import footprint, private_tokens
 from vtoken_sglang.engine.runtime.copiers import make_copy_engine, make_device_work, note_forward
 from vtoken_sglang.engine.runtime.eviction_pass import (
@@ -57,7 +55,6 @@ from vtoken_sglang.policy.registry import load_policy
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ReqKvInfo, ScheduleBatch
     from sglang.srt.managers.scheduler import Scheduler
-    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 
 class Runtime:
@@ -238,11 +235,6 @@ class Runtime:
             self.states[row].fork = None  # the request may try again
 
     # -- a forward --------------------------------------------------------------------------------
-
-    def before_forward(self, forward: ForwardBatch, batch: ScheduleBatch) -> LiveLengths | None:
-        """Prepare the observation of a forward whose plan is bound; its live lengths, if any."""
-        forwards.observe(self.observer, self.state_of, batch, forward)
-        return measure(batch, forward, self.reclaimer.evicted_counts.item)
 
     def forward_launched(self) -> None:
         """A forward was launched on the current stream; later copies wait for it."""
