@@ -105,6 +105,41 @@ def test_only_the_command_line_reaches_into_engine_and_only_lazily() -> None:
     assert found == []
 
 
+# Folders of the engine and which of its folders each may import; modules beside them are open to
+# all but import none of them (`serve` starts the server and is imported by the command line only).
+ROOMS: dict[str, tuple[str, ...]] = {
+    "observe": (),
+    "sharing": (),
+    "admission": (),
+    "compat": (),
+    "attention": ("observe",),
+    "plugin": ("attention", "compat"),
+    "runtime": ("attention", "observe", "sharing", "admission", "plugin", "compat"),
+    "hooks": ("runtime", "plugin"),
+}
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_rooms_of_the_engine_import_along_the_data_flow(room: str) -> None:
+    edges = dependencies(PRODUCT)
+    allowed = (room, *ROOMS[room])
+    members = [name for name in PRODUCT if in_package(name, f"{ENGINE}.{room}")]
+    assert members
+    found = [
+        f"{name} -> {other}"
+        for name in members
+        for other in sorted(edges[name])
+        if other.startswith(f"{ENGINE}.")
+        and (other.split(".")[2] in ROOMS and other.split(".")[2] not in allowed)
+    ]
+    assert found == []
+
+
+def test_every_folder_of_the_engine_is_a_room() -> None:
+    folders = {path.name for path in (ROOT / "vtoken_sglang/engine").iterdir() if path.is_dir()}
+    assert folders - {"__pycache__"} == set(ROOMS)
+
+
 @pytest.mark.parametrize("layer", sorted(LAYERS))
 def test_layers_point_one_way(layer: str) -> None:
     allowed = (layer, "vtoken_sglang.errors", *LAYERS[layer])
