@@ -13,11 +13,9 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
-    from vtoken_sglang.engine.attention.live_lengths import LiveLengths
 
-
-def kv_lens_of(forward_batch: ForwardBatch, batch: ScheduleBatch) -> LiveLengths | None:
-    """Key/value lengths of a forward; None where they are its sequence lengths."""
+def kv_lens_of(forward_batch: ForwardBatch, batch: ScheduleBatch) -> object:
+    """Key/value lengths of a forward (`LiveLengths`); None where they are its sequence lengths."""
     runtime = current()
     if runtime is None:
         return None
