@@ -265,7 +265,6 @@ class Reclaimer:
             taken_pages=sum(len(plan.dst_pages) for plan in plans),
             forked=tuple(done.forked),
             given_up=tuple(done.given_up),
-            pending=len(self.copies.pending),
             held_pages=self.copies.held_pages(),
         )
 

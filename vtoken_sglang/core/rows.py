@@ -120,9 +120,6 @@ class PageReads:
     page, which is later still: the page is open, so its tokens may not be evicted, until it is full
     and no forward writes it. Only a request that ends, or evicts from a page before the answer was
     due, waits. Scheduler thread only.
-
-    Fields:
-        waited: reads that blocked on the device since the start, 0 for ever on a host table.
     """
 
     def __init__(self, rows: RequestRows) -> None:
@@ -131,7 +128,6 @@ class PageReads:
         self._due = 0  # the call that takes the answer
         self._asked: list[tuple[TokenTable, int, int]] = []
         self._late: LateRead | None = None
-        self.waited = 0
 
     def need(self, table: TokenTable, upto: int, tables: Collection[TokenTable]) -> None:
         """The ids of all pages that start at or before position `upto` are needed now. Where that
@@ -145,7 +141,6 @@ class PageReads:
             self._take()
         if table.ledger.has_unread and table.unread_start() <= upto:
             self._take()
-            self.waited += 1
             unread = [one for one in tables if one.ledger.has_unread]
             row_ids, positions, self._asked = self._starts(unread)
             self._store(self._rows.gather(row_ids, positions))

@@ -171,7 +171,7 @@ class RepackPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What one safe point did. All counts are of this step only, except the last two.
+    """What one safe point did. All counts are of this step only, except the last.
 
     Forks count in `committed`, `dropped` and `moved_tokens` as repacks do.
 
@@ -185,7 +185,6 @@ class StepReport:
         forked: (row, new protected length) of every committed fork: the tree's pages above that
             length are no longer the row's, so the engine gives up its lock on them at once.
         given_up: rows of forks that were given up while their request runs on; it may try again.
-        pending: plans in flight after this step.
         held_pages: destination pages held after this step, those of ended requests included.
     """
 
@@ -199,5 +198,4 @@ class StepReport:
     taken_pages: int = 0
     forked: tuple[tuple[Row, int], ...] = ()
     given_up: tuple[Row, ...] = ()
-    pending: int = 0
     held_pages: int = 0
