@@ -63,7 +63,7 @@ class Observer:
             k_buffers: key buffer of each layer, [num_slots, kv_heads, dim].
             capacity: score rows, to begin with; a request takes one, or two for a history
                 window. Without a tap there may be more later.
-            observe_layers, observe_every: see `config_fields`.
+            observe_layers, observe_every: see `options.VTokenConfig`.
             observation_of: what the policy of a request (SGLang's `Req`) asks for.
             live_positions: (row, logical length) -> its live positions, ascending. Host only.
             live_len: how many they are, without listing them.
