@@ -108,10 +108,9 @@ def test_a_large_answer_is_clipped_pruned_or_not(model_path: Path, tmp_path: Pat
     """Clients with a large default for the answer are served as before pruning was switched on."""
     flags = ("--vtoken-budget", "512", "--chunked-prefill-size", "512")
     with serving(model_path, tmp_path / "server.log", *flags, pool=4096) as server:
-        pruned_little = payload(prompt(3000, 6), 2000, policy="random", keep=0.9)
-        for body in (pruned_little, payload(prompt(3000, 6), 2000, policy="none")):
-            answer = server.generate(body)
-            assert generated(answer) == 4096 - 16 - 3008 - 1
+        for options in ({"policy": "random", "keep": 0.9}, {"policy": "none"}):
+            answer = server.generate(payload(prompt(3990, 6), 2000, **options))
+            assert generated(answer) == 4096 - 16 - 4000 - 1
             assert answer["meta_info"]["finish_reason"]["type"] == "length"
         assert state(server)["retractions"] == 0
 
