@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vtoken_sglang.policy.base import Gather, Observation
+from vtoken_sglang.policy.base import Gather, Observation, Pool
 
 
 class Gathered:
@@ -30,6 +30,7 @@ class Gathered:
         self._capacity, self._prompt = capacity, prompt
         self.sums: dict[int, Tensor] = {}
         self.observed_len = 0
+        self._heads = torch.zeros(0)
 
     def add(self, weights: Tensor, visible: Tensor, first: int, layers: int) -> None:
         """Take in one layer's weights for consecutive queries.
@@ -62,11 +63,23 @@ class Gathered:
             end = min(max(self._prompt - first, 0), queries)
             if begin == end:
                 return
+            if self.observation.pool is Pool.MAX:
+                self._add_largest(weights[:, :, begin:end], first + begin, layers)
+                return
             weights = weights[:, :, begin:end]
             target = self._sum(0)
         else:
             target = self._sum(0)
         target.add_(_padded(weights, self._capacity), alpha=_mean(weights, layers))
+
+    def _add_largest(self, weights: Tensor, first: int, layers: int) -> None:
+        """The head that gives most, of one layer, once the whole window was taken in: its blocks
+        of queries come one after the other. `first`: position of the first query."""
+        part = _padded(weights, self._capacity, dim=2)
+        begins = first == max(0, self._prompt - self.observation.window)
+        self._heads = part if begins else self._heads + part
+        if first + weights.shape[2] == self._prompt:
+            self._sum(0).add_(self._heads.amax(dim=1), alpha=1 / layers)
 
     def finish(self, length: int) -> None:
         """All layers of the queries below position `length` were taken in."""
@@ -123,7 +136,7 @@ def _mean(weights: Tensor, layers: int) -> float:
     return 1 / (weights.shape[1] * layers)
 
 
-def _padded(weights: Tensor, capacity: int) -> Tensor:
+def _padded(weights: Tensor, capacity: int, dim: int | tuple[int, ...] = (1, 2)) -> Tensor:
     """[n, heads, queries, keys] -> float32 [n, capacity], summed over heads and queries."""
-    summed = weights.sum(dim=(1, 2), dtype=torch.float32)
+    summed = weights.sum(dim=dim, dtype=torch.float32)
     return torch.nn.functional.pad(summed, (0, capacity - summed.shape[1]))

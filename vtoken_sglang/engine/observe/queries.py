@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vtoken_sglang.policy.base import Gather, Observation
+from vtoken_sglang.policy.base import Gather, Observation, Pool
 
 
 @dataclass(slots=True)
@@ -47,12 +47,14 @@ class Share:
         score_row: row of the score table.
         clear: zero the row first.
         below_uniform: count weights below an equal share instead of adding weights.
+        max_over_heads: of each layer, add what the head gives that gives most.
     """
 
     queries: range
     score_row: int
     clear: bool = False
     below_uniform: bool = False
+    max_over_heads: bool = False
 
 
 def rows_needed(observation: Observation) -> int:
@@ -75,7 +77,9 @@ def take_shares(
             return []
         first = max(start, end - window)
         watched.prompt_ended, watched.observed_len = True, first
-        return [Share(queries=range(first, end), score_row=watched.score_rows[0])]
+        largest = watched.observation.pool is Pool.MAX
+        row = watched.score_rows[0]
+        return [Share(queries=range(first, end), score_row=row, max_over_heads=largest)]
     queries = range(-(-start // every) * every, end, every)
     if not queries:
         return []

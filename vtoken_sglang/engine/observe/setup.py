@@ -13,8 +13,10 @@ from vtoken_sglang.core.device_work import DeviceWork
 from vtoken_sglang.core.token_table import TokenTable
 from vtoken_sglang.engine.observe.decode_tap import DecodeTap
 from vtoken_sglang.engine.observe.observer import Observer
+from vtoken_sglang.engine.observe.rotary import KeyRotation, key_rotation
+from vtoken_sglang.errors import UnsupportedModeError
 from vtoken_sglang.options import RequestOptions, VTokenConfig
-from vtoken_sglang.policy.base import Observation
+from vtoken_sglang.policy.base import Keys, Observation
 from vtoken_sglang.policy.registry import load_policy
 
 FIRST_SCORE_ROWS = 16
@@ -23,6 +25,7 @@ FIRST_SCORE_ROWS = 16
 def make_observer(
     rows: torch.Tensor,
     pool: Any,
+    model: torch.nn.Module,
     config: VTokenConfig,
     *,
     options_of: Callable[[Any], RequestOptions],
@@ -34,11 +37,22 @@ def make_observer(
     """The observer of one scheduler.
 
     Args:
-        rows: see `Observer`. pool: SGLang's KV pool.
+        rows: see `Observer`. pool: SGLang's KV pool. model: whose keys it holds.
         options_of: what holds for a request (SGLang's `Req`).
         table_of: a row's token table, None while nothing of it was evicted.
         work, page_size, tap: see `Observer`.
+
+    Raises:
+        UnsupportedModeError: the server's policy looks at keys before rotary embedding, and those
+            of this model cannot be rotated back. (Requests that name such a policy are ended.)
     """
+    rotation: KeyRotation | UnsupportedModeError
+    try:
+        rotation = key_rotation(model, len(pool.k_buffer))
+    except UnsupportedModeError as error:
+        if load_policy(config.policy).reads_keys is Keys.BEFORE_ROTARY:
+            raise
+        rotation = error
 
     def observation_of(request: Any) -> Observation | None:
         options = options_of(request)
@@ -74,4 +88,5 @@ def make_observer(
         work=work,
         page_size=page_size,
         tap=tap,
+        rotation=rotation,
     )

@@ -80,6 +80,7 @@ class Runtime:
         self.observer: Observer = make_observer(
             self._rows.req_to_token,
             pool,
+            scheduler.tp_worker.model_runner.model,
             config,
             options_of=lambda request: self._options_of(request).options,
             table_of=self._table_of,
