@@ -30,12 +30,13 @@ class Gathered:
         self._capacity, self._prompt = capacity, prompt
         self.sums: dict[int, Tensor] = {}
         self.observed_len = 0
-        self._heads = torch.zeros(0)
+        self._heads: dict[int, Tensor] = {}  # layer -> [n, heads, capacity], MAX alone
 
-    def add(self, weights: Tensor, visible: Tensor, first: int, layers: int) -> None:
+    def add(self, layer: int, weights: Tensor, visible: Tensor, first: int, layers: int) -> None:
         """Take in one layer's weights for consecutive queries.
 
         Args:
+            layer: its number.
             weights: float32 [n, heads, queries, keys], of this object's lanes.
             visible: bool [n, queries, keys].
             first: position of the first query.
@@ -64,22 +65,15 @@ class Gathered:
             if begin == end:
                 return
             if self.observation.pool is Pool.MAX:
-                self._add_largest(weights[:, :, begin:end], first + begin, layers)
+                self._heads[layer] = self._heads.get(layer, 0) + _padded(
+                    weights[:, :, begin:end], self._capacity, dim=2
+                )
                 return
             weights = weights[:, :, begin:end]
             target = self._sum(0)
         else:
             target = self._sum(0)
         target.add_(_padded(weights, self._capacity), alpha=_mean(weights, layers))
-
-    def _add_largest(self, weights: Tensor, first: int, layers: int) -> None:
-        """The head that gives most, of one layer, once the whole window was taken in: its blocks
-        of queries come one after the other. `first`: position of the first query."""
-        part = _padded(weights, self._capacity, dim=2)
-        begins = first == max(0, self._prompt - self.observation.window)
-        self._heads = part if begins else self._heads + part
-        if first + weights.shape[2] == self._prompt:
-            self._sum(0).add_(self._heads.amax(dim=1), alpha=1 / layers)
 
     def finish(self, length: int) -> None:
         """All layers of the queries below position `length` were taken in."""
@@ -93,6 +87,10 @@ class Gathered:
         if kind is Gather.PROMPT_END:
             # The window itself counts as unseen: its queries saw it only in part.
             self.observed_len = max(0, self._prompt - window) if length >= self._prompt else 0
+            if self._heads and length >= self._prompt:
+                largest = torch.stack([heads.amax(dim=1) for heads in self._heads.values()])
+                self._sum(0).add_(largest.mean(dim=0))
+                self._heads = {}
 
     def values(self, lane: int) -> Tensor:
         """What lane `lane` gathered, float32 [capacity]; zeros where nothing was."""
@@ -105,6 +103,7 @@ class Gathered:
         copy.observed_len = self.observed_len
         for block, part in self.sums.items():
             copy._sum(block)[:, : part.shape[1]] = part
+        assert not self._heads, "forked within the window at the prompt's end"
         return copy
 
     def _sum(self, block: int) -> Tensor:
@@ -139,4 +138,4 @@ def _mean(weights: Tensor, layers: int) -> float:
 def _padded(weights: Tensor, capacity: int, dim: int | tuple[int, ...] = (1, 2)) -> Tensor:
     """[n, heads, queries, keys] -> float32 [n, capacity], summed over heads and queries."""
     summed = weights.sum(dim=dim, dtype=torch.float32)
-    return torch.nn.functional.pad(summed, (0, capacity - summed.shape[1]))
+    return torch.nn.functional.pad(summed, (0, capacity - summed.shape[-1]))

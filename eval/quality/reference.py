@@ -51,7 +51,7 @@ class ReferenceModel:
         )
 
     def rotate_back(self, keys: Tensor, positions: Tensor) -> Tensor:
-        """Undo rotary embedding of float32 [n, kv_heads, dim] keys: turned by the opposite angle."""
+        """Undo rotary embedding of float32 [n, kv_heads, dim] keys: the opposite turn."""
         with torch.inference_mode():
             cos, sin = self.model.model.rotary_emb(keys, positions[None])
         cos, sin = cos[0, :, None], sin[0, :, None]
@@ -180,7 +180,7 @@ class Lanes:
             scores.masked_fill_(~visible[None, :, None], -torch.inf)
             weights = scores.softmax(dim=-1)
             for part in self.gathered:
-                self._gather(part, weights, visible, first)
+                self._gather(part, layer, weights, visible, first)
             parts.append(_weighted(weights, shared_values, block_values))
         return torch.cat(parts, dim=1)
 
@@ -191,9 +191,11 @@ class Lanes:
         causal = torch.arange(end)[None] <= torch.arange(first, end)[:, None]
         return self.alive[:, None, :end] & causal
 
-    def _gather(self, part: Gathered, weights: Tensor, visible: Tensor, first: int) -> None:
+    def _gather(
+        self, part: Gathered, layer: int, weights: Tensor, visible: Tensor, first: int
+    ) -> None:
         chosen = weights[:, part.lanes].movedim(0, 1).flatten(1, 2)  # [n, heads, queries, keys]
-        part.add(chosen, visible[part.lanes], first, self._model.shape.layers)
+        part.add(layer, chosen, visible[part.lanes], first, self._model.shape.layers)
 
 
 def _attention(

@@ -24,7 +24,7 @@ from vtoken_sglang.engine.runtime.eviction_pass import EvictionPass
 from vtoken_sglang.kernels.attention_mass_ref import attention_mass_ref
 from vtoken_sglang.kernels.pack_live_ref import pack_live_ref
 from vtoken_sglang.options import RequestOptions, VTokenConfig
-from vtoken_sglang.policy.base import Policy, PolicyError, PolicyView
+from vtoken_sglang.policy.base import Keys, Policy, PolicyError, PolicyView
 from vtoken_sglang.policy.eviction import EvictionPlan, plan_eviction
 
 SCORING = [*OBSERVING, "knorm", "keydiff"]
@@ -150,7 +150,7 @@ def test_nothing_is_read_back_on_the_decode_path(
 
 
 class Peeks(Policy):
-    reads_keys = True
+    reads_keys = Keys.CACHED
 
     def score(self, view: PolicyView) -> torch.Tensor:
         (first, *_) = view.layer_keys()
@@ -199,7 +199,7 @@ def test_a_look_of_an_earlier_request_is_dropped() -> None:
 
 
 class NotFinite(Policy):
-    reads_keys = True
+    reads_keys = Keys.CACHED
 
     def score(self, view: PolicyView) -> torch.Tensor:
         return torch.full(view.positions.shape, float("nan"))
