@@ -186,7 +186,8 @@ def neighbour_sum(values: Tensor, width: int) -> Tensor:
         if width & size:
             total = total + part[start : start + count]
             start += size
-        part = part[: len(part) - size] + part[size:]
+        if 2 * size <= width:
+            part = part[: len(part) - size] + part[size:]
         size *= 2
     return total
 
