@@ -45,7 +45,8 @@ class LookupServer(PolicyServer):
     """A server with a prefix cache that computes a prompt in one chunk."""
 
     def __init__(self, model: str, folder: Path) -> None:
-        flags = ["--chunked-prefill-size", str(POOL)]
+        # The share of memory that SGLang derives comes out negative with such a chunk.
+        flags = ["--chunked-prefill-size", str(POOL), "--mem-fraction-static", "0.3"]
         super().__init__(model, POOL, folder / "server.log", *flags, page_size=PAGE_SIZE)
 
     def keep_in_cache(self, context: Sequence[int]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,13 +19,15 @@ from vtoken_sglang.options import RequestOptions, VTokenConfig
 from vtoken_sglang.policy.base import Keys, Observation
 from vtoken_sglang.policy.registry import load_policy
 
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
 FIRST_SCORE_ROWS = 16
 
 
 def make_observer(
     rows: torch.Tensor,
-    pool: Any,
-    model: torch.nn.Module,
+    runner: ModelRunner,
     config: VTokenConfig,
     *,
     options_of: Callable[[Any], RequestOptions],
@@ -37,7 +39,7 @@ def make_observer(
     """The observer of one scheduler.
 
     Args:
-        rows: see `Observer`. pool: SGLang's KV pool. model: whose keys it holds.
+        rows: see `Observer`. runner: has the model and the KV pool of its keys.
         options_of: what holds for a request (SGLang's `Req`).
         table_of: a row's token table, None while nothing of it was evicted.
         work, page_size, tap: see `Observer`.
@@ -46,9 +48,10 @@ def make_observer(
         UnsupportedModeError: the server's policy looks at keys before rotary embedding, and those
             of this model cannot be rotated back. (Requests that name such a policy are ended.)
     """
+    pool = runner.token_to_kv_pool
     rotation: KeyRotation | UnsupportedModeError
     try:
-        rotation = key_rotation(model, len(pool.k_buffer))
+        rotation = key_rotation(runner.model, len(pool.k_buffer))
     except UnsupportedModeError as error:
         if load_policy(config.policy).reads_keys is Keys.BEFORE_ROTARY:
             raise

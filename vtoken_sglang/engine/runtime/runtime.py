@@ -79,8 +79,7 @@ class Runtime:
         self._requests: dict[int, PrunedRequest] = {}  # by row; dropped with the row
         self.observer: Observer = make_observer(
             self._rows.req_to_token,
-            pool,
-            scheduler.tp_worker.model_runner.model,
+            scheduler.tp_worker.model_runner,
             config,
             options_of=lambda request: self._options_of(request).options,
             table_of=self._table_of,
