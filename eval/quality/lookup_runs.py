@@ -3,7 +3,7 @@ reference where what is kept was decided before the question was known.
 
 Served, the lead words are asked for as a regular expression that the answer must match, so they are
 generated after the first look, and the rest is decoded freely. The text stands in the prefix cache,
-and every question of it computes its own tokens alone. Only what full attention answers is asked of
+and every question of it computes its own tokens alone; policies answer side by side. Only what full attention answers is asked of
 the policies.
 """
 
@@ -13,6 +13,8 @@ import json
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,8 +34,9 @@ POLICIES: Final = ("keydiff_snapkv", "keydiff_local", "keydiff", "snapkv")
 LENGTHS: Final = (1024, 2048, 4096)
 POOL: Final = 16384
 SETTINGS: Final = {"interval": INTERVAL, "page_size": PAGE_SIZE, "pool": POOL}
-# Nothing is evicted, and nothing of the question reaches the prefix cache.
-UNPRUNED: Final = {"policy": "streaming_llm", "keep": 1.0, "publish": "never"}
+# Nothing of a question reaches the prefix cache, and what is evicted of the text is not copied.
+PRIVATE: Final = {"publish": "never", "shared": "mask"}
+UNPRUNED: Final = {"policy": "streaming_llm", "keep": 1.0, **PRIVATE}
 _SPECIAL = re.compile(r"([\\.^$|?*+()\[\]{}])")
 
 
@@ -53,16 +56,15 @@ class LookupServer(PolicyServer):
         """Compute a text and leave it to the prefix cache."""
         self.generate(context, 1, {"policy": "none"})
 
-    def look_up(
-        self, task: Task, options: Mapping[str, Any], tokenizer: ChatTokenizer
-    ) -> dict[str, Any]:
+    def look_up(self, task: Task, tokenizer: ChatTokenizer, cell: Cell) -> dict[str, Any]:
         """One greedy answer that begins with the task's lead: text, score, cached tokens."""
+        options = UNPRUNED if cell == FULL else {**cell.request(INTERVAL), **PRIVATE}
         lead = _SPECIAL.sub(r"\\\1", task.lead)
         sampling = {
             "temperature": 0,
             "max_new_tokens": len(tokenizer.encode(task.lead)) + task.answer_tokens,
             "regex": rf"{lead} [^\n]+",
-            "custom_params": {"vtoken": dict(options)},
+            "custom_params": {"vtoken": options},
         }
         body = {"input_ids": task.prompt, "sampling_params": sampling}
         found = json.loads(self.ask("/generate", body))
@@ -94,10 +96,10 @@ def measure_served(
                 if cached != task.context:
                     cached = task.context
                     server.keep_in_cache(cached)
-                options = UNPRUNED
-                if due[0] != FULL:
-                    options = {**due[0].request(INTERVAL), "publish": "never"}
-                _add(rows, task, due[0], server.look_up(task, options, tokenizer))
+                with ThreadPoolExecutor(len(due)) as pool:
+                    answers = pool.map(partial(server.look_up, task, tokenizer), due)
+                    for cell, found in zip(due, answers, strict=True):
+                        _add(rows, task, cell, found)
     return True
 
 

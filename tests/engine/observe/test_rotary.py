@@ -3,8 +3,10 @@ transformers model whose keys were caught before. What cannot be rotated back is
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,8 +18,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from vtoken_sglang_eval.eager_attention import EagerReference
 
 from tests.helpers.on_device import on_device
+from vtoken_sglang.core.device_work import WorkAtOnce
 from vtoken_sglang.engine.observe.rotary import KeyRotation, key_rotation
+from vtoken_sglang.engine.observe.setup import make_observer
 from vtoken_sglang.errors import UnsupportedModeError
+from vtoken_sglang.options import VTokenConfig
+from vtoken_sglang.policy.base import Policy, PolicyError
+from vtoken_sglang.policy.eviction import EvictionPlan, select_on_device
+from vtoken_sglang.policy.keydiff import KeyDiff
+from vtoken_sglang.policy.registry import load_policy
 
 DIM, KV_HEADS, LONGEST = 16, 2, 256
 LLAMA3 = {
@@ -160,3 +169,37 @@ def test_keys_that_cannot_be_rotated_back_are_refused_by_name(model: Any, proble
     with pytest.raises(UnsupportedModeError, match="cannot be rotated back") as caught:
         key_rotation(model(), 1)
     assert problem in str(caught.value)
+
+
+def observer_of(policy: str) -> Any:
+    """The observer of a server with this policy whose model cannot rotate keys back."""
+    pool = SimpleNamespace(k_buffer=[torch.zeros(8, KV_HEADS, DIM)])
+    model = model_of(Attention(0, rotary_emb=rope(rope_scaling=LONGROPE)))
+    return make_observer(
+        torch.zeros(4, 8, dtype=torch.int32),
+        SimpleNamespace(token_to_kv_pool=pool, model=model),  # type: ignore[arg-type]
+        VTokenConfig(policy=policy, keep=0.5),
+        options_of=lambda request: request.options,
+        table_of=lambda row: None,
+        work=WorkAtOnce(),
+        page_size=1,
+    )
+
+
+@pytest.mark.parametrize("policy", ["keydiff", "keydiff_local", "keydiff_snapkv"])
+def test_a_server_whose_policy_needs_such_keys_does_not_start(policy: str) -> None:
+    with pytest.raises(UnsupportedModeError, match="Phi3LongRoPE"):
+        observer_of(policy)
+
+
+def test_elsewhere_a_request_that_needs_them_ends_with_the_reason() -> None:
+    observer = observer_of("knorm")
+    for policy in (load_policy("knorm"), KeyDiff(rotary=True)):
+        assert choose(policy, observer).numel() == 2
+    with pytest.raises(PolicyError, match="Phi3LongRoPE"):
+        choose(load_policy("keydiff"), observer)
+
+
+def choose(policy: Policy, observer: Any) -> torch.Tensor:
+    look = EvictionPlan(np.arange(5), logical_len=5, seed=0, first=0, last=5, count=1)
+    return select_on_device(policy, observer.see(1, policy, look.view()), look)
