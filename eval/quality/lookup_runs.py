@@ -2,9 +2,9 @@
 reference where what is kept was decided before the question was known.
 
 Served, the lead words are asked for as a regular expression that the answer must match, so they are
-generated after the first look, and the rest is decoded freely. The text stands in the prefix cache,
-and every question of it computes its own tokens alone; policies answer side by side. Only what full attention answers is asked of
-the policies.
+generated after the first look, and the rest is decoded freely. The text stands in the prefix cache;
+each question computes its own tokens alone, and all policies answer it side by side. Only what full
+attention answers is asked of the policies.
 """
 
 from __future__ import annotations
