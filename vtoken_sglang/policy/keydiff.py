@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, normalize
+from torch.nn.functional import normalize
 
 from vtoken_sglang.policy.base import Keys, Policy, PolicyView
 
@@ -35,6 +35,7 @@ class KeyDiff(Policy):
     def score(self, view: PolicyView) -> Tensor:
         similarities = []
         for keys in view.layer_keys():
-            anchor = normalize(keys, dim=-1).mean(dim=0, keepdim=True)
-            similarities.append(cosine_similarity(keys, anchor, dim=-1).mean(dim=-1))
+            unit = normalize(keys, dim=-1)
+            anchor = normalize(unit.mean(dim=0), dim=-1)
+            similarities.append((unit * anchor).sum(dim=-1).mean(dim=-1))
         return -torch.stack(similarities).mean(dim=0)

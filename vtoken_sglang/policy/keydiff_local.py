@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, normalize
+from torch.nn.functional import normalize
 
 from vtoken_sglang.policy.base import Keys, Policy, PolicyView, check_width, neighbour_sum, ranks
 
@@ -36,8 +36,8 @@ class KeyDiffLocal(Policy):
         similarities = []
         for keys in view.layer_keys():
             unit = normalize(keys, dim=-1)
-            anchors = (unit.mean(dim=0, keepdim=True), neighbour_sum(unit, self.width))
-            alike = [cosine_similarity(unit, anchor, dim=-1).mean(dim=-1) for anchor in anchors]
-            similarities.append(torch.stack(alike))
+            anchors = (unit.mean(dim=0), neighbour_sum(unit, self.width))
+            alike = [(unit * normalize(anchor, dim=-1)).sum(dim=-1) for anchor in anchors]
+            similarities.append(torch.stack(alike).mean(dim=-1))
         everywhere, nearby = torch.stack(similarities).mean(dim=0)
         return ranks(-everywhere) + ranks(-nearby)

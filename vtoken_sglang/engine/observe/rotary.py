@@ -56,30 +56,37 @@ class KeyRotation:
                 yield keys
                 continue
             if id(module) not in tables:
-                tables[id(module)] = module.cos_sin_cache[positions].float()
+                tables[id(module)] = inverse_table(module.cos_sin_cache[positions].float())
             yield rotate_back(keys, tables[id(module)], is_neox=module.is_neox_style)
 
 
-def rotate_back(keys: torch.Tensor, cos_sin: torch.Tensor, *, is_neox: bool) -> torch.Tensor:
+def inverse_table(cos_sin: torch.Tensor) -> torch.Tensor:
+    """What `rotate_back` multiplies with: float32 [n, width], cosines before sines, each over the
+    sum of both squares."""
+    halves = cos_sin.view(len(cos_sin), 2, -1)
+    return (halves / halves.square().sum(dim=1, keepdim=True)).flatten(1)
+
+
+def rotate_back(keys: torch.Tensor, table: torch.Tensor, *, is_neox: bool) -> torch.Tensor:
     """Undo rotary embedding.
 
     Args:
         keys: float32 [n, kv_heads, dim]; what lies beyond the rotated width stays as it is.
-        cos_sin: float32 [n, rotated width], cosines before sines.
+        table: float32 [n, rotated width], see `inverse_table`.
         is_neox: a pair is the same place in both halves of the rotated width, not two neighbours.
     """
-    width = cos_sin.shape[-1]
-    cos, sin = (cos_sin / _pair_norm(cos_sin))[:, None].chunk(2, dim=-1)
-    rotated = keys[..., :width]
-    first, second = rotated.chunk(2, dim=-1) if is_neox else (rotated[..., ::2], rotated[..., 1::2])
-    pair = (first * cos + second * sin, second * cos - first * sin)
-    back = torch.cat(pair, dim=-1) if is_neox else torch.stack(pair, dim=-1).flatten(-2)
-    return torch.cat([back, keys[..., width:]], dim=-1)
-
-
-def _pair_norm(cos_sin: torch.Tensor) -> torch.Tensor:
-    cos, sin = cos_sin.chunk(2, dim=-1)
-    return (cos * cos + sin * sin).repeat(1, 2)
+    width = table.shape[-1]
+    cos, sin = table[:, None].chunk(2, dim=-1)
+    back = keys.clone()
+    (first, second), (to_first, to_second) = (
+        part[..., :width].chunk(2, dim=-1)
+        if is_neox
+        else (part[..., :width:2], part[..., 1:width:2])
+        for part in (keys, back)
+    )
+    torch.mul(first, cos, out=to_first).addcmul_(second, sin)
+    torch.mul(second, cos, out=to_second).addcmul_(first, sin, value=-1)
+    return back
 
 
 def key_rotation(model: torch.nn.Module, layers: int) -> KeyRotation:
