@@ -257,7 +257,7 @@ def _task(
     length: int,
 ) -> Task:
     *before, last = history
-    content = f"{last['content']}\n\n{MARK}{one.question} Answer in one sentence."
+    content = f"{last['content']}\n\n{MARK}{one.question}"
     context, question = split_prompt(tokenizer, [*before, {**last, "content": content}], "")
     return Task(
         kind=kind,
