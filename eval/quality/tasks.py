@@ -38,7 +38,7 @@ class Task:
     """One question.
 
     Fields:
-        kind: needle, recall or ruler. name: unique within the kind.
+        kind: of question (needle, recall, ruler, or one of `lookups.KINDS`). name: unique within it.
         context, question: token ids; the prompt is one after the other.
         answers: what the generated text must hold, every one of them.
         answer_tokens: longest answer asked for.
