@@ -38,7 +38,7 @@ class Task:
     """One question.
 
     Fields:
-        kind: of question (needle, recall, ruler, or one of `lookups.KINDS`). name: unique within it.
+        kind: needle, recall, ruler, or one of `lookups.KINDS`. name: unique within the kind.
         context, question: token ids; the prompt is one after the other.
         answers: what the generated text must hold, every one of them.
         answer_tokens: longest answer asked for.
