@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,12 +49,14 @@ class EagerReference:
         last_chunk: tuple[int, int],
         layers: Sequence[int] | None = None,
         every: int = 1,
+        page_size: int = 1,
     ) -> Observed:
         """One pass over `ids` with the evicted pairs masked; `layers`: those observed, all by
         default. The rest: see `Observed`."""
         visible = visible_keys(len(ids), evictions)
         mask = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
-        with torch.inference_mode():
+        plain_keys: list[Tensor] = []
+        with torch.inference_mode(), self._keys_before_rotary(plain_keys):
             answer = self.model(
                 input_ids=torch.tensor([list(ids)]),
                 attention_mask=mask[None, None],
@@ -68,10 +71,28 @@ class EagerReference:
             weights=weights,
             visible=visible,
             keys=keys,
+            plain_keys=[found.view(keys[0].shape) for found in plain_keys],
             first_query=first_query,
             last_chunk=last_chunk,
             every=every,
+            page_size=page_size,
         )
+
+    @contextmanager
+    def _keys_before_rotary(self, found: list[Tensor]) -> Iterator[None]:
+        """While in force, each layer appends its keys as they go into rotary embedding."""
+        modules = [layer.self_attn for layer in self.model.model.layers]
+        handles = [
+            getattr(module, "k_norm", module.k_proj).register_forward_hook(
+                lambda module, inputs, output: found.append(output[0])
+            )
+            for module in modules
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 @dataclass(frozen=True, slots=True)

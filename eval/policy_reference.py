@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +22,11 @@ class Observed:
         weights: float [layers, heads, L, L], softmax weights by (query, key); 0 where not seen.
         visible: bool [L, L], which keys each query saw.
         keys: per layer [L, kv_heads, dim], rotary embedding applied.
+        plain_keys: the same before rotary embedding.
         first_query: queries below it were not computed by this request (cached prefix).
         last_chunk: (first query of the prompt's last chunk, prompt length).
         every: queries at multiples of it are observed.
+        page_size: tokens of a page.
         seed: float64 [n], what an earlier request gathered on the first n positions (h2o,
             scissorhands); empty for nothing.
     """
@@ -31,9 +34,11 @@ class Observed:
     weights: Tensor
     visible: Tensor
     keys: list[Tensor]
+    plain_keys: list[Tensor]
     first_query: int
     last_chunk: tuple[int, int]
     every: int = 1
+    page_size: int = 1
     seed: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
 
     def queries(self, start: int, end: int) -> list[int]:
@@ -52,23 +57,34 @@ def h2o(seen: Observed, length: int) -> Tensor:
     return _newest_as_best(total, queries[-1] + 1)
 
 
-def tova(seen: Observed, length: int) -> Tensor:
+def tova(seen: Observed, length: int, kernel: int = 5) -> Tensor:
     last = seen.queries(0, length)[-1]
-    return _newest_as_best(seen.mean()[last, :length].clone(), last + 1)
+    weights = seen.mean()[last, :length].clone()
+    return _newest_as_best(_over_neighbours(seen, weights, kernel), last + 1)
 
 
-def snapkv(seen: Observed, length: int, window: int = 64, kernel: int = 5) -> Tensor:
+def snapkv(
+    seen: Observed, length: int, window: int = 16, kernel: int = 5, pool: str = "max"
+) -> Tensor:
     first, prompt_len = seen.last_chunk
     start = max(first, prompt_len - window)
-    total = seen.mean()[start:prompt_len, :length].sum(dim=0)
+    by_head = seen.weights[:, :, start:prompt_len, :length].double().sum(dim=2)
+    pooled = by_head.amax(dim=1) if pool == "max" else by_head.mean(dim=1)
+    total = pooled.mean(dim=0)
     total[start:] = 0
-    live = seen.visible[length - 1, :length].nonzero().flatten()
-    values = total[live]
-    reach = kernel // 2
-    smooth = torch.zeros_like(total)
-    for index, pos in enumerate(live.tolist()):
-        smooth[pos] = values[max(0, index - reach) : index + reach + 1].sum() / kernel
-    return _newest_as_best(smooth, start)
+    return _newest_as_best(_over_neighbours(seen, total, kernel), start)
+
+
+def snapkv_pages(seen: Observed, length: int, **options: Any) -> Tensor:
+    scores = snapkv(seen, length, **options)
+    live = seen.visible[length - 1, :length].nonzero().flatten().tolist()
+    best: dict[int, float] = {}
+    for pos in live:
+        page = pos // seen.page_size
+        best[page] = max(best.get(page, 0.0), float(scores[pos]))
+    return torch.tensor(
+        [best.get(pos // seen.page_size, 0.0) for pos in range(length)], dtype=torch.float64
+    )
 
 
 def scissorhands(seen: Observed, length: int, window: int = 400) -> Tensor:
@@ -87,15 +103,30 @@ def knorm(seen: Observed, length: int) -> Tensor:
     return -torch.stack(norms).mean(dim=0)
 
 
-def keydiff(seen: Observed, length: int) -> Tensor:
-    live = seen.visible[length - 1, :length]
+def keydiff(seen: Observed, length: int, rotary: bool = False, width: int = 0) -> Tensor:
+    """`width`: live tokens around each that make its anchor; 0 for all of them."""
+    live = seen.visible[length - 1, :length].nonzero().flatten()
     found = torch.zeros(length, dtype=torch.float64)
-    for keys in seen.keys:
+    layers = seen.keys if rotary else seen.plain_keys
+    for keys in layers:
         unit = keys[:length].double() / keys[:length].double().norm(dim=-1, keepdim=True)
-        anchor = unit[live].mean(dim=0)
-        anchor = anchor / anchor.norm(dim=-1, keepdim=True)
-        found -= (unit * anchor).sum(dim=-1).mean(dim=-1) / len(seen.keys)
+        unit, reach = unit[live], width // 2
+        anchor = unit.mean(dim=0, keepdim=True)
+        if width:
+            around = [unit[max(0, at - reach) : at + reach + 1] for at in range(len(live))]
+            anchor = torch.stack([near.mean(dim=0) for near in around])
+        alike = torch.nn.functional.cosine_similarity(unit, anchor, dim=-1)
+        found[live] -= alike.mean(dim=-1) / len(layers)
     return found
+
+
+def keydiff_local(seen: Observed, length: int, width: int = 129) -> Tensor:
+    nearby = keydiff(seen, length, width=width)
+    return _rank(seen, keydiff(seen, length)) + _rank(seen, nearby)
+
+
+def keydiff_snapkv(seen: Observed, length: int, **options: Any) -> Tensor:
+    return _rank(seen, keydiff(seen, length)) + _rank(seen, snapkv(seen, length, **options))
 
 
 SCORES: dict[str, Callable[..., Tensor]] = {
@@ -105,8 +136,30 @@ SCORES: dict[str, Callable[..., Tensor]] = {
     "scissorhands": scissorhands,
     "knorm": knorm,
     "keydiff": keydiff,
+    "keydiff_local": keydiff_local,
+    "keydiff_snapkv": keydiff_snapkv,
+    "snapkv_pages": snapkv_pages,
 }
-"""Policy name -> score(seen, length): float64 [length], dead positions included."""
+"""Policy name -> score(seen, length): float64 [length], evicted positions included."""
+
+
+def _over_neighbours(seen: Observed, total: Tensor, kernel: int) -> Tensor:
+    """Average over the `kernel` nearest live tokens, as if there were zeros beyond the ends."""
+    live = seen.visible[len(total) - 1, : len(total)].nonzero().flatten()
+    values, reach = total[live], kernel // 2
+    smooth = torch.zeros_like(total)
+    for index, pos in enumerate(live.tolist()):
+        smooth[pos] = values[max(0, index - reach) : index + reach + 1].sum() / kernel
+    return smooth
+
+
+def _rank(seen: Observed, scores: Tensor) -> Tensor:
+    """Live tokens that score less, or equally and stand before, as a share of the live tokens."""
+    live = seen.visible[len(scores) - 1, : len(scores)].nonzero().flatten().tolist()
+    found = torch.zeros_like(scores)
+    for place, pos in enumerate(sorted(live, key=lambda pos: (float(scores[pos]), pos))):
+        found[pos] = place / len(live)
+    return found
 
 
 def _newest_as_best(scores: Tensor, unseen_from: int) -> Tensor:

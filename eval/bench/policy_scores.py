@@ -44,9 +44,11 @@ KEEP, SINK, RECENT, INTERVAL = 0.5, 4, 32, 16
 CHUNK = 128
 ANSWER = 48
 # What float32 may move: sums of weights by rounding; counts by a few of the (head, layer) pairs
-# whose weight is all but the equal share.
+# whose weight is all but the equal share; ranks by a few places.
 TIE = 2e-5
 COUNTED_TIE = 3
+RANKED = ("keydiff_local", "keydiff_snapkv")
+RANKED_TIE = 3
 
 
 @dataclass(slots=True)
@@ -84,9 +86,11 @@ def check(
         {length: evicted for length, evicted in evictions if length < len(ids)},
         first_query=cached,
         last_chunk=(cached + (len(prompt) - cached - 1) // CHUNK * CHUNK, len(prompt)),
+        page_size=PAGE_SIZE,
     )
     layers, heads = seen.weights.shape[:2]
-    tie = COUNTED_TIE / (layers * heads) if policy == "scissorhands" else TIE
+    ties = {"scissorhands": COUNTED_TIE / (layers * heads)}
+    tie = (ties | dict.fromkeys(RANKED, RANKED_TIE / (KEEP * len(prompt)))).get(policy, TIE)
     dead: set[int] = set()
     for length, evicted in evictions:
         choice = expected_evicted(

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace, list[str]], bool], str]]
     "questions": (commands.questions_command, "needles, and facts told two turns earlier"),
     "ruler": (commands.ruler_command, "a subset of RULER, made by its own generator"),
     "served": (commands.served_command, "some of the questions on a served engine"),
+    "lookups": (commands.lookups_command, "facts in texts of 1k to 4k tokens, of many kinds"),
     "seeds": (commands.seeds_command, "scores of a cached prefix handed on, and not"),
     "kvpress": (commands.kvpress_command, "the same policies in kvpress"),
     "lines": (commands.lines_command, "length of the policies' files"),
@@ -36,7 +37,13 @@ def parser() -> argparse.ArgumentParser:
     for name, (_, text) in COMMANDS.items():
         command = subparsers.add_parser(name, help=text, description=text)
         add = command.add_argument
-        add("--out", type=Path, required=True, metavar="FILE", help="figures file, topic policies")
+        add(
+            "--out",
+            type=Path,
+            required=True,
+            metavar="FILE",
+            help="figures file, topic policies (quality for lookups)",
+        )
         if name in ("lines", "plots"):
             commands.add_options(name, command)
             continue

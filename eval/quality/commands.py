@@ -11,13 +11,14 @@ from typing import Any
 from vtoken_sglang_eval import provenance
 from vtoken_sglang_eval.chat import ChatTokenizer, ModelTokenizer
 from vtoken_sglang_eval.errors import FiguresError
-from vtoken_sglang_eval.figures import read_figures, write_figures
+from vtoken_sglang_eval.figures import check_target, read_figures, write_figures
 from vtoken_sglang_eval.markdown import fill_file
 from vtoken_sglang_eval.models import ensure_smollm2
 from vtoken_sglang_eval.sharegpt import Dataset, find_dataset, load_dataset
 
-from . import peer, perplexity, plots, questions, ruler, seeds, served, tables
+from . import lookup_runs, peer, perplexity, plots, questions, ruler, seeds, served, tables
 from .cells import Cell, grid, policy_names
+from .lookups import lookups
 from .policy_lines import lines_figure
 from .reference import ReferenceModel
 from .rows import Deadline, Rows, read_rows
@@ -49,6 +50,15 @@ def add_options(name: str, command: argparse.ArgumentParser) -> None:
             help="for recall (default: 5)")  # fmt: skip
         add("--lengths", type=int, choices=(1, 2, 3), default=3, metavar="N",
             help="how many of the lengths 1024, 2048, 3072 (default: 3)")  # fmt: skip
+    if name == "lookups":
+        add("--unseen", action="store_true",
+            help="look before the question is known, on the reference")  # fmt: skip
+        add("--rounds", type=positive, default=2, metavar="N",
+            help="texts of every kind and length (default: 2)")  # fmt: skip
+        add("--lengths", type=int, choices=(1, 2, 3), default=3, metavar="N",
+            help="how many of the lengths 1024, 2048, 4096 (default: 3)")  # fmt: skip
+        add("--policies", default=",".join(lookup_runs.POLICIES), metavar="LIST",
+            help="by name, separated by commas (default: %(default)s)")  # fmt: skip
     if name == "seeds":
         add("--conversations", type=positive, default=4, metavar="N", help="default: 4")
     if name == "plots":
@@ -102,10 +112,11 @@ def write(
     words: Sequence[str],
     figures: Figures,
     settings: Mapping[str, Any],
+    topic: str = "policies",
 ) -> None:
     """Merge one command's figures into --out and draw the plots beside it."""
     document = {
-        "topic": "policies",
+        "topic": topic,
         **provenance.figures_head(MODULE, words),
         "settings": {**settings, "patch_series": provenance.patch_series_hash()},
         "repeats": 1,
@@ -270,6 +281,33 @@ def kvpress_command(chosen: argparse.Namespace, words: list[str]) -> bool:
         "kvpress_versions": rows.found["kvpress/versions"],
     }
     write(chosen, words, peer.figures(rows.found, items), {**settings, **sizes})
+    return True
+
+
+def lookups_command(chosen: argparse.Namespace, words: list[str]) -> bool:
+    """Rows hold a policy's answers whatever else was asked, so that policies may be added later."""
+    check_target(chosen.out, "quality")
+    inputs = inputs_of(chosen)
+    lengths = lookup_runs.LENGTHS[: chosen.lengths]
+    tasks = lookups(inputs.tokenizer, inputs.source, lengths, chosen.rounds, chosen.seed)
+    policies = chosen.policies.split(",")
+    if unknown := set(policies) - set(policy_names()):
+        raise FiguresError(f"--policies: unknown {', '.join(sorted(unknown))}")
+    cells = grid(policies, lookup_runs.KEEPS)
+    suffix = "unseen" if chosen.unseen else "seen"
+    settings = {**inputs.settings, **lookup_runs.SETTINGS}
+    rows = Rows(chosen.work / f"lookups_{suffix}.jsonl", settings)
+    asked = (inputs.tokenizer, tasks, cells, rows, inputs.deadline)
+    if chosen.unseen:
+        model = ReferenceModel.load(Path(inputs.model))
+        finished = lookup_runs.measure_reference(model, *asked, _end_tokens(model))
+    else:
+        finished = lookup_runs.measure_served(inputs.model, *asked)
+    if not finished:
+        return False
+    settings |= {"served": not chosen.unseen, "lengths": lengths, "requests": len(tasks)}
+    found = lookup_runs.figures(rows.found, tasks, cells, suffix)
+    write(chosen, words, found, settings, topic="quality")
     return True
 
 

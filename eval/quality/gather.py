@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vtoken_sglang.policy.base import Gather, Observation
+from vtoken_sglang.policy.base import Gather, Observation, Pool
 
 
 class Gathered:
@@ -30,11 +30,13 @@ class Gathered:
         self._capacity, self._prompt = capacity, prompt
         self.sums: dict[int, Tensor] = {}
         self.observed_len = 0
+        self._heads: dict[int, Tensor] = {}  # layer -> [n, heads, capacity], MAX alone
 
-    def add(self, weights: Tensor, visible: Tensor, first: int, layers: int) -> None:
+    def add(self, layer: int, weights: Tensor, visible: Tensor, first: int, layers: int) -> None:
         """Take in one layer's weights for consecutive queries.
 
         Args:
+            layer: its number.
             weights: float32 [n, heads, queries, keys], of this object's lanes.
             visible: bool [n, queries, keys].
             first: position of the first query.
@@ -62,6 +64,11 @@ class Gathered:
             end = min(max(self._prompt - first, 0), queries)
             if begin == end:
                 return
+            if self.observation.pool is Pool.MAX:
+                self._heads[layer] = self._heads.get(layer, 0) + _padded(
+                    weights[:, :, begin:end], self._capacity, dim=2
+                )
+                return
             weights = weights[:, :, begin:end]
             target = self._sum(0)
         else:
@@ -80,6 +87,10 @@ class Gathered:
         if kind is Gather.PROMPT_END:
             # The window itself counts as unseen: its queries saw it only in part.
             self.observed_len = max(0, self._prompt - window) if length >= self._prompt else 0
+            if self._heads and length >= self._prompt:
+                largest = torch.stack([heads.amax(dim=1) for heads in self._heads.values()])
+                self._sum(0).add_(largest.mean(dim=0))
+                self._heads = {}
 
     def values(self, lane: int) -> Tensor:
         """What lane `lane` gathered, float32 [capacity]; zeros where nothing was."""
@@ -92,6 +103,7 @@ class Gathered:
         copy.observed_len = self.observed_len
         for block, part in self.sums.items():
             copy._sum(block)[:, : part.shape[1]] = part
+        assert not self._heads, "forked within the window at the prompt's end"
         return copy
 
     def _sum(self, block: int) -> Tensor:
@@ -123,7 +135,7 @@ def _mean(weights: Tensor, layers: int) -> float:
     return 1 / (weights.shape[1] * layers)
 
 
-def _padded(weights: Tensor, capacity: int) -> Tensor:
+def _padded(weights: Tensor, capacity: int, dim: int | tuple[int, ...] = (1, 2)) -> Tensor:
     """[n, heads, queries, keys] -> float32 [n, capacity], summed over heads and queries."""
-    summed = weights.sum(dim=(1, 2), dtype=torch.float32)
-    return torch.nn.functional.pad(summed, (0, capacity - summed.shape[1]))
+    summed = weights.sum(dim=dim, dtype=torch.float32)
+    return torch.nn.functional.pad(summed, (0, capacity - summed.shape[-1]))

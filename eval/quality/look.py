@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 
 from vtoken_sglang.options import RequestOptions
-from vtoken_sglang.policy.base import Observation, Policy, PolicyView
+from vtoken_sglang.policy.base import Keys, Observation, Policy, PolicyView
 from vtoken_sglang.policy.eviction import choose_evicted, due
 from vtoken_sglang.policy.registry import load_policy
 
@@ -60,9 +61,11 @@ class Pruner:
             self.evicted[lane].append((logical_len, evicted.tolist()))
 
     def _see(self, lane: int, policy: Policy, view: PolicyView) -> PolicyView:
+        view = replace(view, page_size=self._page_size)
         if policy.reads_keys:
-            positions = view.positions
-            view = replace(view, layer_keys=lambda: self._lanes.keys_of(lane, positions))
+            before = policy.reads_keys is Keys.BEFORE_ROTARY
+            keys = partial(self._lanes.keys_of, lane, view.positions, before_rotary=before)
+            view = replace(view, layer_keys=keys)
         observation = policy.observation()
         if observation is None:
             return view

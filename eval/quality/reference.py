@@ -50,6 +50,15 @@ class ReferenceModel:
             head_dim or config.hidden_size // config.num_attention_heads,
         )
 
+    def rotate_back(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """Undo rotary embedding of float32 [n, kv_heads, dim] keys: the opposite turn."""
+        with torch.inference_mode():
+            cos, sin = self.model.model.rotary_emb(keys, positions[None])
+        cos, sin = cos[0, :, None], sin[0, :, None]
+        first, second = keys.chunk(2, dim=-1)
+        turned = keys * cos - torch.cat([-second, first], dim=-1) * sin
+        return turned / (cos * cos + sin * sin)
+
     @classmethod
     def load(cls, folder: Path) -> ReferenceModel:
         """Load a local model folder; raises what transformers raises when it is not one."""
@@ -137,11 +146,14 @@ class Lanes:
             found: Tensor = self._model.model.lm_head(hidden)
         return found
 
-    def keys_of(self, lane: int, positions: Tensor) -> Iterator[Tensor]:
-        """Keys of a lane at int64 [n] ascending positions, float32 [n, kv_heads, dim] per layer."""
+    def keys_of(
+        self, lane: int, positions: Tensor, *, before_rotary: bool = False
+    ) -> Iterator[Tensor]:
+        """Keys of a lane at int64 [n] ascending positions, float32 [n, kv_heads, dim] per layer,
+        with rotary embedding or without."""
         for (shared, _), (own, _) in zip(self._shared, self._own, strict=True):
-            both = torch.cat([shared, own[lane]], dim=1)
-            yield both[:, positions].transpose(0, 1)
+            keys = torch.cat([shared, own[lane]], dim=1)[:, positions].transpose(0, 1)
+            yield self._model.rotate_back(keys, positions) if before_rotary else keys
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """One layer's attention for the tokens being fed.
@@ -168,7 +180,7 @@ class Lanes:
             scores.masked_fill_(~visible[None, :, None], -torch.inf)
             weights = scores.softmax(dim=-1)
             for part in self.gathered:
-                self._gather(part, weights, visible, first)
+                self._gather(part, layer, weights, visible, first)
             parts.append(_weighted(weights, shared_values, block_values))
         return torch.cat(parts, dim=1)
 
@@ -179,9 +191,11 @@ class Lanes:
         causal = torch.arange(end)[None] <= torch.arange(first, end)[:, None]
         return self.alive[:, None, :end] & causal
 
-    def _gather(self, part: Gathered, weights: Tensor, visible: Tensor, first: int) -> None:
+    def _gather(
+        self, part: Gathered, layer: int, weights: Tensor, visible: Tensor, first: int
+    ) -> None:
         chosen = weights[:, part.lanes].movedim(0, 1).flatten(1, 2)  # [n, heads, queries, keys]
-        part.add(chosen, visible[part.lanes], first, self._model.shape.layers)
+        part.add(layer, chosen, visible[part.lanes], first, self._model.shape.layers)
 
 
 def _attention(

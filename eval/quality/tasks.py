@@ -38,11 +38,12 @@ class Task:
     """One question.
 
     Fields:
-        kind: needle, recall or ruler. name: unique within the kind.
+        kind: needle, recall, ruler, or one of `lookups.KINDS`. name: unique within the kind.
         context, question: token ids; the prompt is one after the other.
         answers: what the generated text must hold, every one of them.
         answer_tokens: longest answer asked for.
         facts: numbers and words to group results by (length, depth, ...).
+        lead: words the answer begins with that are not in the prompt.
     """
 
     kind: str
@@ -52,6 +53,7 @@ class Task:
     answers: tuple[str, ...]
     answer_tokens: int
     facts: dict[str, Any] = field(default_factory=dict)
+    lead: str = ""
 
     @property
     def prompt(self) -> list[int]:

@@ -47,8 +47,9 @@ def evictions_of(reference: EagerReference, policy: str) -> list[tuple[int, list
     dead: set[int] = set()
     for length in (201, 217):
         seen = reference.observe(
-            [*PROMPT, *ANSWER], dict(found), first_query=0, last_chunk=(128, len(PROMPT))
-        )
+            [*PROMPT, *ANSWER], dict(found), first_query=0, last_chunk=(128, len(PROMPT)),
+            page_size=16,
+        )  # fmt: skip
         choice = expected_evicted(
             SCORES[policy](seen, length),
             [pos for pos in range(length) if pos not in dead],
@@ -73,7 +74,9 @@ def test_right_evictions_pass_and_a_swap_does_not(reference: EagerReference, pol
     assert (found.evictions, found.mismatches, found.swapped) == (2, 0, 0)
     length, evicted = evictions[0]
     scores = SCORES[policy](
-        reference.observe([*PROMPT, *ANSWER], {}, first_query=0, last_chunk=(128, len(PROMPT))),
+        reference.observe(
+            [*PROMPT, *ANSWER], {}, first_query=0, last_chunk=(128, len(PROMPT)), page_size=16
+        ),
         length,
     )
     spared = [pos for pos in range(SINK, 160) if pos not in evicted]

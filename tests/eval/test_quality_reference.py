@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from vtoken_sglang_eval.eager_attention import EagerReference
 from vtoken_sglang_eval.quality.reference import Lanes, ReferenceModel
 
-from vtoken_sglang.policy.base import Gather, Observation
+from vtoken_sglang.policy.base import Gather, Observation, Pool
 
 LAYERS, HEADS, WINDOW = 2, 4, 7
 TOTAL, LAST = Observation(Gather.TOTAL), Observation(Gather.LAST)
@@ -15,7 +16,8 @@ PROMPT_END, BELOW_UNIFORM = (
     Observation(Gather.PROMPT_END, 6),
     Observation(Gather.BELOW_UNIFORM, WINDOW),
 )
-EVERYTHING = (TOTAL, LAST, PROMPT_END, BELOW_UNIFORM)
+LARGEST = Observation(Gather.PROMPT_END, 6, Pool.MAX)
+EVERYTHING = (TOTAL, LAST, PROMPT_END, BELOW_UNIFORM, LARGEST)
 
 
 def stock_model() -> LlamaForCausalLM:
@@ -114,6 +116,7 @@ def test_gathered_weights(
         LAST: (weights[-1], count),
         PROMPT_END: (weights[prompt - 6 : prompt].sum(dim=0), prompt - 6),
         BELOW_UNIFORM: (rare[begin:].sum(dim=0), count),
+        LARGEST: (each[:, :, prompt - 6 : prompt].sum(dim=2).amax(dim=1).mean(dim=0), prompt - 6),
     }
     for part in lanes.gathered:
         values, observed_len = expected[part.observation]
@@ -143,3 +146,13 @@ def test_keys_are_those_of_the_positions(model: ReferenceModel) -> None:
     for whole, parted in zip(one.keys_of(0, positions), two.keys_of(1, positions), strict=True):
         assert whole.shape == (5, 2, 8)
         torch.testing.assert_close(whole, parted, rtol=1e-4, atol=1e-5)
+
+
+def test_keys_are_rotated_back(model: ReferenceModel, stock: LlamaForCausalLM) -> None:
+    ids, positions = tokens(30, 4), torch.tensor([0, 3, 14, 29])
+    lanes = Lanes(model, [()], 30, 30)
+    lanes.feed(ids)
+    seen = EagerReference(stock).observe(ids[0].tolist(), {}, first_query=0, last_chunk=(0, 30))
+    found = list(lanes.keys_of(0, positions, before_rotary=True))
+    for back, plain in zip(found, seen.plain_keys, strict=True):
+        torch.testing.assert_close(back, plain[positions], rtol=1e-4, atol=1e-4)

@@ -12,6 +12,7 @@ from zlib import crc32
 
 import pytest
 import torch
+from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.managers.schedule_batch import ReqKvInfo
 from sglang.srt.managers.scheduler_components.pool_stats_observer import kv_private_tokens
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
@@ -37,6 +38,18 @@ WINDOW: dict[str, Any] = {
 THINNED: dict[str, Any] = {"policy": "random", "keep": 0.5, "sink": 0, "recent": 8}
 LAYERS, HEADS, DIM, ROWS, WIDTH = 2, 2, 4, 8, 512
 _MARKS_PER_TOKEN = 8  # one per buffer, with room; whole numbers that float32 holds exactly
+
+
+def model_runner(kv_cache: Any) -> Any:
+    """Of SGLang's model runner: its KV pool, and a model whose keys have no rotary embedding."""
+    heads, dim = kv_cache.k_buffer[0].shape[1:]
+    layers = []
+    for layer in range(len(kv_cache.k_buffer)):
+        attention = torch.nn.Module()
+        attention.attn = RadixAttention(heads, dim, 1.0, heads, layer_id=layer)
+        attention.rotary_emb = None
+        layers.append(attention)
+    return SimpleNamespace(token_to_kv_pool=kv_cache, model=torch.nn.ModuleList(layers))
 
 
 @dataclass(eq=False)
@@ -118,6 +131,7 @@ class FakeEngine:
         self.scheduler: Any = SimpleNamespace(
             req_to_token_pool=self.rows,
             token_to_kv_pool_allocator=self.allocator,
+            tp_worker=SimpleNamespace(model_runner=model_runner(self.kv_cache)),
             tree_cache=FakeTree(self),
             chunked_req=None,
             dp_tp_group=SimpleNamespace(world_size=1),

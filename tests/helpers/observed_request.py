@@ -9,35 +9,75 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from vtoken_sglang_eval.policy_reference import Observed
+from vtoken_sglang_eval.policy_reference import SCORES, Observed
 
 from tests.helpers.reference import visible_keys
 from vtoken_sglang.core.device_work import DeviceWork
 from vtoken_sglang.core.types import Generation, Row
 from vtoken_sglang.engine.observe.decode_tap import DecodeTap
 from vtoken_sglang.engine.observe.observer import ForwardLane, Observer, observed_layers
+from vtoken_sglang.engine.observe.rotary import KeyRotation
 from vtoken_sglang.engine.request_state import RequestState
 from vtoken_sglang.options import RequestOptions, VTokenConfig
 from vtoken_sglang.policy.base import Policy, PolicyView
 from vtoken_sglang.policy.registry import load_policy
-from vtoken_sglang.policy.scissorhands import Scissorhands
-from vtoken_sglang.policy.snapkv import SnapKV
 
 LAYERS, Q_HEADS, KV_HEADS, DIM = 4, 6, 2, 8
 SCALE = DIM**-0.5
-WINDOWED: dict[str, tuple[Policy, dict[str, int]]] = {
-    "scissorhands": (Scissorhands(window=20), {"window": 20}),
-    "snapkv": (SnapKV(window=16, kernel=3), {"window": 16, "kernel": 3}),
+PAGE_SIZE = 8
+# Parameters that fit a short request, or a paper's, beside the defaults. Product and reference take
+# the same.
+PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "scissorhands": ("scissorhands", {"window": 20}),
+    "snapkv": ("snapkv", {"window": 24, "kernel": 3}),
+    "snapkv_mean": ("snapkv", {"pool": "mean"}),
+    "tova_alone": ("tova", {"kernel": 1}),
+    "keydiff_rotary": ("keydiff", {"rotary": True}),
+    "keydiff_local": ("keydiff_local", {"width": 21}),
 }
 NO_SCORES = RequestOptions.resolve(
     VTokenConfig(policy="h2o", keep=0.5, reuse_prefix_scores="off"), None
 )
-OBSERVING = ["h2o", "tova", "snapkv", "scissorhands"]
+OBSERVING = ["h2o", "tova", "tova_alone", "snapkv", "snapkv_mean", "snapkv_pages", "scissorhands"]
+READING = ["knorm", "keydiff", "keydiff_rotary", "keydiff_local"]
+OBSERVING_AND_READING = ["keydiff_snapkv"]
 
 
 def policy_named(name: str) -> Policy:
-    """The policy, with a window that fits into a short request."""
-    return WINDOWED[name][0] if name in WINDOWED else load_policy(name)
+    """The policy, with the parameters of `PARAMETERS`."""
+    name, options = PARAMETERS.get(name, (name, {}))
+    kind: Any = type(load_policy(name))
+    policy: Policy = kind(**options)
+    return policy
+
+
+def reference_scores(name: str, seen: Observed, length: int) -> torch.Tensor:
+    """The same by the reference, float64 [length]."""
+    name, options = PARAMETERS.get(name, (name, {}))
+    return SCORES[name](seen, length, **options)
+
+
+def turned(keys: torch.Tensor, layer: int) -> tuple[torch.Tensor, Any]:
+    """Keys [length, kv_heads, dim] with rotary embedding, and the layer's module (None: it has
+    none). Pairs lie in halves, then side by side; a part stays as it is; the table has a factor."""
+    if layer == 0:
+        return keys, None
+    width, is_neox, factor = (DIM, DIM, DIM - 2, DIM)[layer], layer != 1, (1, 1, 1.25, 0.5)[layer]
+    angles = torch.outer(torch.arange(len(keys)), 100.0 ** -(torch.arange(width // 2) / width * 2))
+    pairs = (
+        keys[..., :width]
+        .unflatten(-1, (2, -1) if is_neox else (-1, 2))
+        .movedim(-2 if is_neox else -1, -1)
+    )
+    spun = (
+        torch.view_as_complex(pairs.contiguous())
+        * torch.polar(torch.full_like(angles, factor), angles)[:, None]
+    )
+    parts = torch.view_as_real(spun)
+    back = parts.movedim(-1, -2).flatten(-2) if is_neox else parts.flatten(-2)
+    table = torch.cat([angles.cos(), angles.sin()], dim=-1) * factor
+    module = SimpleNamespace(cos_sin_cache=table, is_neox_style=is_neox)
+    return torch.cat([back, keys[..., width:]], dim=-1), module
 
 
 class SimState(RequestState):
@@ -104,7 +144,9 @@ class Sim:
         self.policy, self.length, self.every = policy, length, every
         draw = torch.Generator().manual_seed(seed)
         self.q = 2 * torch.randn(LAYERS, length, Q_HEADS, DIM, generator=draw)
-        self.k = torch.randn(LAYERS, length, KV_HEADS, DIM, generator=draw)
+        self.plain_k = torch.randn(LAYERS, length, KV_HEADS, DIM, generator=draw)
+        rotated = [turned(keys, layer) for layer, keys in enumerate(self.plain_k)]
+        self.k = torch.stack([keys for keys, _ in rotated])
         self.draw, self.row = draw, 3
         self.rows = torch.zeros(6, length + 7, dtype=torch.int32)
         shape, dtype = (LAYERS, 4 * length, KV_HEADS, DIM), key_dtype or torch.float32
@@ -128,6 +170,8 @@ class Sim:
             observe_every=every,
             tap=self.tap,
             work=work,
+            page_size=PAGE_SIZE,
+            rotation=KeyRotation([module for _, module in rotated]),
         )
         self.row_ids = on_device(torch.tensor([self.row]))
         self.record: Any = SimpleNamespace(req_pool_idx=self.row, kv_committed_len=0)
@@ -206,7 +250,9 @@ class Sim:
         return Observed(
             weights=logits.softmax(dim=-1)[layers],
             visible=visible,
-            keys=[self.k[layer, :length] for layer in range(LAYERS)],
+            keys=[keys[:length] for keys in self.k],
+            plain_keys=[keys[:length] for keys in self.plain_k],
+            page_size=PAGE_SIZE,
             first_query=first_query,
             last_chunk=last_chunk,
             every=self.every,

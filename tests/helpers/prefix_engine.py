@@ -27,6 +27,7 @@ from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from tests.helpers.fake_engine import model_runner
 from tests.helpers.fake_fence import ManualCopyEngine
 from tests.helpers.tree_request import TreeRequest
 from vtoken_sglang.core.types import LAG
@@ -82,6 +83,7 @@ class PrefixEngine:
         self.scheduler: Any = SimpleNamespace(
             req_to_token_pool=self.rows,
             token_to_kv_pool_allocator=self.allocator,
+            tp_worker=SimpleNamespace(model_runner=model_runner(self.kv_cache)),
             tree_cache=self.tree,
             chunked_req=None,
             dp_tp_group=SimpleNamespace(world_size=1),

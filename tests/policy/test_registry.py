@@ -113,7 +113,7 @@ def test_built_in_names_load_and_describe_themselves() -> None:
         assert "NOT USABLE" not in rows[name]
         assert rows[name].endswith(".")
         assert load_policy(name) is load_policy(name)
-    assert rows["snapkv"].startswith("attention window=64 kernel=5 Prompt tokens")
+    assert rows["snapkv"].startswith("attention window=16 kernel=5 pool='max' Prompt tokens")
     assert rows["knorm"].startswith("keys Tokens")
     assert rows["random"].startswith("positions Tokens")
 
@@ -218,7 +218,7 @@ def test_a_policys_parameters_are_set_by_name() -> None:
         ("snapkv", {"windows": 3}, "windows", "is not a parameter; there are: window, kernel"),
         ("h2o", {"window": 3}, "window", "is not a parameter; there are: none"),
         ("snapkv", {"window": 0}, "window", "window must be at least 1, got 0"),
-        ("snapkv", {"kernel": 4, "window": 9}, "kernel", "must be an odd number from 1 to 127"),
+        ("snapkv", {"kernel": 4, "window": 9}, "kernel", "must be an odd number from 1 to 1023"),
         ("scissorhands", {"window": -1}, "window", "window must be at least 1, got -1"),
         ("snapkv", {"window": True}, "window", "must be of type int, got True"),
         ("snapkv", {"window": 1.0}, "window", "must be of type int, got 1.0"),

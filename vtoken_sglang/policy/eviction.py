@@ -1,4 +1,4 @@
-"""From scores to evicted: how many tokens of a request die now, and which.
+"""From scores to evicted: how many tokens of a request go now, and which.
 
 The number depends on host integers alone (`eviction_count`), the identity on the policy's scores,
 so host and device agree on lengths without a synchronisation. Pure functions; nothing is marked
@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vtoken_sglang.errors import UnsupportedModeError
 from vtoken_sglang.options import RequestOptions
 from vtoken_sglang.policy.base import Policy, PolicyError, PolicyView
 
@@ -52,7 +53,7 @@ def live_after_eviction(options: RequestOptions, logical_len: int) -> int:
 
 
 def eviction_count(options: RequestOptions, *, live: int, candidates: int, logical_len: int) -> int:
-    """How many of `candidates` (tokens that may die) go when `live` tokens are held."""
+    """How many of `candidates` (tokens that may be evicted) go when `live` tokens are held."""
     return min(candidates, max(0, live - target_kept(options, logical_len)))
 
 
@@ -63,8 +64,8 @@ def candidate_range(
     options: RequestOptions,
     eligible_below: int,
 ) -> tuple[int, int]:
-    """Half-open index range into `live_positions` of the tokens that may die: not among the
-    first `sink` or the last `recent` positions, and below `eligible_below`."""
+    """Half-open index range into `live_positions` of the tokens that may be evicted: not among
+    the first `sink` or the last `recent` positions, and below `eligible_below`."""
     recent = options.recent_of(target_kept(options, logical_len))
     end = min(logical_len - recent, eligible_below)
     first, last = np.searchsorted(live_positions, (options.sink, end))
@@ -73,12 +74,12 @@ def candidate_range(
 
 @dataclass(frozen=True, slots=True)
 class EvictionPlan:
-    """How many tokens die and among which; host integers alone.
+    """How many tokens are evicted and among which; host integers alone.
 
     Fields:
         positions: int64 [n_live], live positions, strictly ascending.
-        first, last: half-open index range into them of the tokens that may die.
-        count: how many of those die, at least 1.
+        first, last: half-open index range into them of the tokens that may be evicted.
+        count: how many of those are, at least 1.
     """
 
     positions: NDArray[np.int64]
@@ -103,11 +104,11 @@ def plan_eviction(
     options: RequestOptions,
     eligible_below: int,
 ) -> EvictionPlan | None:
-    """How many tokens die now; None when nothing exceeds the target.
+    """How many tokens are evicted now; None when nothing exceeds the target.
 
     Args:
         live_positions: int64 [n_live], strictly ascending, each in [0, logical_len).
-        logical_len: tokens the request has had, dead ones included.
+        logical_len: tokens the request has had, evicted ones included.
         eligible_below: first position that must stay whatever its score (the open tail page,
             tokens in flight, a page the request may not change).
     """
@@ -133,13 +134,13 @@ def choose_evicted(
     eligible_below: int,
     see: Callable[[PolicyView], PolicyView] | None = None,
 ) -> NDArray[np.int64]:
-    """Positions to eviction now: the lowest scores among the candidates, equal scores by lower
+    """Positions to evict now: the lowest scores among the candidates, equal scores by lower
     position. Deterministic; the policy gets a copy of `live_positions`.
 
     Args:
         live_positions, logical_len, eligible_below: see `plan_eviction`.
         see: adds to the view what the policy asked for (keys, attention); called only if a token
-            dies.
+            is evicted.
 
     Returns:
         int64 [n_evicted], strictly ascending; empty when nothing exceeds the target.
@@ -168,6 +169,9 @@ def score_tokens(policy: Policy, view: PolicyView, plan: EvictionPlan) -> Tensor
     device = view.positions.device
     try:
         found = policy.score(view)
+    except UnsupportedModeError as error:  # what it asks for cannot be had of this model
+        rule = f"cannot be computed of this model ({error.reason})"
+        raise PolicyError(policy, rule, error.flag) from error
     except Exception as error:  # anybody's code: it must name itself, and only its request ends
         raise PolicyError(policy, "must be computed without an error", error) from error
     return _checked_scores(policy, found, len(plan.positions), device)

@@ -5,7 +5,8 @@ sampled layers before they are summed over queries (the paper keeps a set per he
 recent half of the budget is the runtime's `recent`; evictions come every `interval` tokens. Tokens
 of a cached prefix count only queries that this request computed itself, unless
 `reuse_prefix_scores` gives them what an earlier request gathered there. Tokens that no query saw
-yet count as the best.
+yet count as the best. For comparison: `snapkv` asks the same of the
+queries that matter.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from vtoken_sglang.policy.base import Gather, Observation, Policy, PolicyView, a
 
 
 class H2O(Policy):
-    """Tokens that received the least attention in all die first."""
+    """Tokens that received the least attention in all are evicted first."""
 
     def observation(self) -> Observation:
         return Observation(Gather.TOTAL)

@@ -19,10 +19,13 @@ BUILT_IN: Final = MappingProxyType(
     {
         "h2o": "vtoken_sglang.policy.h2o:H2O",
         "keydiff": "vtoken_sglang.policy.keydiff:KeyDiff",
+        "keydiff_local": "vtoken_sglang.policy.keydiff_local:KeyDiffLocal",
+        "keydiff_snapkv": "vtoken_sglang.policy.keydiff_snapkv:KeyDiffSnapKV",
         "knorm": "vtoken_sglang.policy.knorm:Knorm",
         "random": "vtoken_sglang.policy.random:Random",
         "scissorhands": "vtoken_sglang.policy.scissorhands:Scissorhands",
         "snapkv": "vtoken_sglang.policy.snapkv:SnapKV",
+        "snapkv_pages": "vtoken_sglang.policy.snapkv_pages:SnapKVPages",
         "streaming_llm": "vtoken_sglang.policy.streaming_llm:StreamingLLM",
         "tova": "vtoken_sglang.policy.tova:TOVA",
     }

@@ -1,7 +1,7 @@
 """Random eviction: the control every other policy has to beat.
 
 A token's score is a hash of (seed, position) alone: SplitMix64, https://doi.org/10.1145/2660193.2660195.
-So a token's rank never changes, and arms and repeats with one seed eviction the same tokens however
+So a token's rank never changes, and arms and repeats with one seed evict the same tokens however
 their steps fall. No paper defines this policy; sinks and recent tokens are kept as for the others,
 and one kept set serves all layers and heads.
 """
@@ -26,7 +26,7 @@ def _shift_right(bits: Tensor, count: int) -> Tensor:
 
 
 class Random(Policy):
-    """Tokens die in an order drawn once from the seed."""
+    """Tokens are evicted in an order drawn once from the seed."""
 
     def score(self, view: PolicyView) -> Tensor:
         bits = (view.positions + 1) * _GAMMA + view.request_seed

@@ -7,6 +7,7 @@ layers (the paper keeps a set per head and shares the budget out over layers); t
 multiples of `window` positions, so it holds the last one to two times `window` queries; evictions
 come every `interval` tokens. Tokens that nobody observed, a cached prefix before its first query
 included, were never found unimportant; `reuse_prefix_scores` gives a cached prefix earlier counts.
+For comparison: most tokens mostly get less than an equal share, so that counts hardly differ.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from vtoken_sglang.policy.base import Gather, Observation, Policy, PolicyView
 
 @dataclass(frozen=True)
 class Scissorhands(Policy):
-    """Tokens that most often received less than an equal share die first.
+    """Tokens that most often received less than an equal share are evicted first.
 
     Fields:
         window: tokens in a block of the history window.

@@ -1,44 +1,49 @@
 """SnapKV: what the end of the prompt attends to (https://arxiv.org/abs/2404.14469).
 
-Deviations: one kept set serves all layers and heads, so the window's weights are averaged over
-query heads and sampled layers (the paper keeps a set per head); only queries of the prompt's last
-chunk are seen, so after a cache hit or a short last chunk the window is shorter; smoothing runs
-over live neighbours. Nothing dies before the prompt has ended. The window and everything after it,
-which nobody observed, count as the best, so answers push out the prompt first. A cached prefix is
-seen by the window like the rest.
+Deviations: one kept set serves all layers and heads, so a token counts what the head of a layer
+gives it that gives it most, averaged over sampled layers (the paper keeps a set per head); the
+window is about a question long (nearer to the paper: `window = 64`, `pool = mean`); only queries of
+the prompt's last chunk are seen, of a cached prefix none; smoothing runs over live neighbours. Nothing is evicted before the
+prompt has ended. What nobody observed counts as the best, so answers push out the prompt first.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
-from torch.nn.functional import avg_pool1d
 
-from vtoken_sglang.policy.base import Gather, Observation, Policy, PolicyView, attention_or_best
+from vtoken_sglang.policy.base import (
+    Gather,
+    Observation,
+    Policy,
+    PolicyView,
+    Pool,
+    attention_or_best,
+    check_width,
+)
 
 
 @dataclass(frozen=True)
 class SnapKV(Policy):
-    """Prompt tokens that the last prompt queries hardly looked at die first.
+    """Prompt tokens that the last prompt queries hardly looked at are evicted first.
 
     Fields:
         window: prompt queries observed. kernel: odd width of the average over neighbours.
+        pool: over a layer's query heads, `max` or `mean`.
     """
 
-    window: int = 64
+    window: int = 16
     kernel: int = 5
+    pool: str = "max"
 
     def __post_init__(self) -> None:
         if self.window < 1:
             raise ValueError("window must be at least 1")
-        if not (self.kernel % 2 and 1 <= self.kernel <= 127):
-            raise ValueError("kernel must be an odd number from 1 to 127")
+        check_width("kernel", self.kernel)
 
     def observation(self) -> Observation:
-        return Observation(Gather.PROMPT_END, self.window)
+        return Observation(Gather.PROMPT_END, self.window, Pool(self.pool))
 
     def score(self, view: PolicyView) -> Tensor:
-        assert view.attention is not None
-        smooth = avg_pool1d(view.attention[None], self.kernel, stride=1, padding=self.kernel // 2)
-        return attention_or_best(replace(view, attention=smooth[0]))
+        return attention_or_best(view, self.kernel)

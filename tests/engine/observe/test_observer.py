@@ -8,17 +8,22 @@ import torch
 
 pytest.importorskip("sglang", reason="needs SGLang")
 
-from vtoken_sglang_eval.policy_reference import SCORES
-
-from tests.helpers.observed_request import OBSERVING, WINDOWED, Sim, SimState, policy_named
+from tests.helpers.observed_request import (
+    OBSERVING,
+    OBSERVING_AND_READING,
+    READING,
+    Sim,
+    SimState,
+    policy_named,
+    reference_scores,
+)
 from vtoken_sglang.engine.observe.observer import ForwardLane, observed_layers
 from vtoken_sglang.policy.registry import load_policy
 from vtoken_sglang.policy.snapkv import SnapKV
 
 
 def compare(sim: Sim, name: str, length: int, last_chunk: tuple[int, int]) -> None:
-    options = WINDOWED[name][1] if name in WINDOWED else {}
-    expected = SCORES[name](sim.reference(length, last_chunk), length, **options)
+    expected = reference_scores(name, sim.reference(length, last_chunk), length)
     got = sim.scores(length)
     assert got.keys() == {pos for pos in range(length) if pos not in sim.dead}
     errors = {pos: (value, float(expected[pos])) for pos, value in got.items()}
@@ -31,7 +36,7 @@ def compare(sim: Sim, name: str, length: int, last_chunk: tuple[int, int]) -> No
 
 
 @pytest.mark.parametrize(("layers", "every"), [("all", 1), ("every:3", 4), ("last", 3)])
-@pytest.mark.parametrize("name", OBSERVING)
+@pytest.mark.parametrize("name", [*OBSERVING, *OBSERVING_AND_READING])
 @pytest.mark.parametrize("tapped", [False, True], ids=["by layer", "tapped"])
 def test_chunks_evictions_and_moves(tapped: bool, name: str, layers: str, every: int) -> None:
     sim = Sim(policy_named(name), 130, 5, layers, every, tapped=tapped)
@@ -49,9 +54,9 @@ def test_chunks_evictions_and_moves(tapped: bool, name: str, layers: str, every:
             sim.move()
 
 
-@pytest.mark.parametrize("name", ["knorm", "keydiff"])
+@pytest.mark.parametrize("name", READING)
 def test_keys_are_read_where_they_are(name: str) -> None:
-    sim = Sim(load_policy(name), 80, 6)
+    sim = Sim(policy_named(name), 80, 6)
     sim.forward(0, 70, 70)
     sim.evict(70, 20)
     sim.move()

@@ -24,7 +24,7 @@ from vtoken_sglang.engine.runtime.eviction_pass import Ahead, Asked, EvictionPas
 from vtoken_sglang.kernels.attention_mass.reference import attention_mass_reference
 from vtoken_sglang.kernels.pack_live.reference import pack_live_reference
 from vtoken_sglang.options import RequestOptions, VTokenConfig
-from vtoken_sglang.policy.base import Policy, PolicyView
+from vtoken_sglang.policy.base import Keys, Policy, PolicyView
 from vtoken_sglang.policy.eviction import EvictionPlan, plan_eviction
 
 CPU = torch.device("cpu")
@@ -217,7 +217,7 @@ class ManyObservers:
 
 
 class Peeks(Policy):
-    reads_keys = True
+    reads_keys = Keys.CACHED
 
     def score(self, view: PolicyView) -> torch.Tensor:
         (first, *_) = view.layer_keys()
@@ -255,7 +255,7 @@ def test_the_stand_in_refuses_every_kind_of_read(read: Any) -> None:
 
 
 class NotFinite(Policy):
-    reads_keys = True
+    reads_keys = Keys.CACHED
 
     def score(self, view: PolicyView) -> torch.Tensor:
         return torch.full(view.positions.shape, float("nan"))

@@ -106,15 +106,14 @@ class ForwardObservation:
             keys = keys_of(lane.slots)
             for part in lane.shares:
                 if part.share.queries:
-                    below_uniform = part.share.below_uniform
-                    queries = q[part.rows]
                     add_query_mass(
-                        queries,
+                        q[part.rows],
                         keys,
                         part.sees,
                         part.mass,
                         scale=scale,
-                        below_uniform=below_uniform,
+                        below_uniform=part.share.below_uniform,
+                        max_over_heads=part.share.max_over_heads,
                     )
 
     def add_weights(self, weights_of: Callable[[int], torch.Tensor]) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import torch
@@ -24,8 +25,10 @@ from vtoken_sglang.engine.observe.decode_tap import DecodeTap, WatchedLane
 from vtoken_sglang.engine.observe.lanes import ForwardObservation, LaneObservation, make_lane
 from vtoken_sglang.engine.observe.prefix_scores import PrefixScoreKeeper, PrefixScores
 from vtoken_sglang.engine.observe.queries import Share, rows_needed, take_shares
+from vtoken_sglang.engine.observe.rotary import KeyRotation
 from vtoken_sglang.engine.request_state import RequestState, Watched
-from vtoken_sglang.policy.base import Gather, Policy, PolicyView
+from vtoken_sglang.errors import UnsupportedModeError
+from vtoken_sglang.policy.base import Gather, Keys, Observation, Policy, PolicyView, Pool
 
 FIRST_SCORE_ROWS: Final = 16
 
@@ -67,6 +70,7 @@ class Observer:
         page_size: int = 1,
         tap: DecodeTap | None = None,
         key_dtype: torch.dtype | None = None,
+        rotation: KeyRotation | UnsupportedModeError | None = None,
     ) -> None:
         """
         Args:
@@ -79,10 +83,13 @@ class Observer:
             page_size: tokens per page of the prefix cache.
             tap: observes decode steps where graphs are captured; its table is the one used.
             key_dtype: what the keys' bytes mean, where they are stored as another type (fp8).
+            rotation: how the model rotated its keys, or why they cannot be rotated back; needed
+                for policies that look at keys before rotary embedding.
         """
         self._rows = rows
         self._k_buffers = k_buffers
         self._key_dtype = k_buffers[0].dtype if key_dtype is None else key_dtype
+        self._rotation, self._page_size = rotation, page_size
         self._every = observe_every
         self._tap = tap
         if tap is None:
@@ -253,10 +260,13 @@ class Observer:
 
     def see(self, state: RequestState, policy: Policy, view: PolicyView) -> PolicyView:
         """The view with what the policy asked for. Nothing is read back to the host."""
+        view = replace(view, page_size=self._page_size)
         if policy.reads_keys:
             slots = self._rows[state.row][view.positions].long()
-            view = replace(view, layer_keys=lambda: self._layer_keys(slots))
-        if policy.observation() is None:
+            keys = partial(self._layer_keys, slots, policy.reads_keys, view.positions)
+            view = replace(view, layer_keys=keys)
+        observation = policy.observation()
+        if observation is None:
             return view
         watched = state.watched
         if watched is None or not watched.observed_len:
@@ -266,7 +276,7 @@ class Observer:
         values = sum(self.scores[score_row][view.positions] for score_row in watched.score_rows)
         assert isinstance(values, torch.Tensor)
         unseen = view.positions >= watched.observed_len
-        attention = (values / self._pooled_weights()).masked_fill(unseen, 0.0)
+        attention = (values / self._pooled_weights(observation)).masked_fill(unseen, 0.0)
         return replace(view, attention=attention, observed_len=watched.observed_len)
 
     def _keys(self, layer_id: int, slots: torch.Tensor) -> torch.Tensor:
@@ -274,11 +284,23 @@ class Observer:
         are: few operations know 8-bit floats."""
         return self._k_buffers[layer_id][slots].view(self._key_dtype).float()
 
-    def _layer_keys(self, slots: torch.Tensor) -> Iterator[torch.Tensor]:
-        return (self._keys(layer_id, slots) for layer_id in range(len(self._k_buffers)))
+    def _layer_keys(
+        self, slots: torch.Tensor, which: Keys, positions: torch.Tensor
+    ) -> Iterator[torch.Tensor]:
+        """By layer, what `PolicyView.layer_keys` gives. Raises UnsupportedModeError."""
+        cached = (self._keys(layer_id, slots) for layer_id in range(len(self._k_buffers)))
+        if which is not Keys.BEFORE_ROTARY:
+            return cached
+        if isinstance(self._rotation, UnsupportedModeError):
+            raise self._rotation
+        assert self._rotation is not None, "the observer was not told how keys are rotated"
+        return self._rotation.undo(cached, positions)
 
-    def _pooled_weights(self) -> int:
-        """How many weights a score sums up per query: query heads of the observed layers."""
+    def _pooled_weights(self, observation: Observation) -> int:
+        """How many weights a score sums up per query: query heads of the observed layers, or one
+        of each layer."""
+        if observation.pool is Pool.MAX:
+            return max(1, len(self.layers))
         q_heads = self._q_heads or (self._tap.q_heads if self._tap is not None else 0)
         return max(1, q_heads * len(self.layers))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vtoken_sglang.engine.request_state import Watched
-from vtoken_sglang.policy.base import Gather, Observation
+from vtoken_sglang.policy.base import Gather, Observation, Pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +23,14 @@ class Share:
         score_row: row of the score table.
         clear: zero the row first.
         below_uniform: count weights below an equal share instead of adding weights.
+        max_over_heads: of each layer, add what the head gives that gives most.
     """
 
     queries: range
     score_row: int
     clear: bool = False
     below_uniform: bool = False
+    max_over_heads: bool = False
 
 
 def rows_needed(observation: Observation) -> int:
@@ -51,7 +53,9 @@ def take_shares(
             return []
         first = max(start, end - window)
         watched.prompt_ended, watched.observed_len = True, first
-        return [Share(queries=range(first, end), score_row=watched.score_rows[0])]
+        largest = watched.observation.pool is Pool.MAX
+        row = watched.score_rows[0]
+        return [Share(queries=range(first, end), score_row=row, max_over_heads=largest)]
     queries = range(-(-start // every) * every, end, every)
     if not queries:
         return []

@@ -29,8 +29,6 @@ from vtoken_sglang.core.types import Generation, Int64Array, ReclaimSettings, Ro
 from vtoken_sglang.engine.admission.demand import Demand
 from vtoken_sglang.engine.admission.limits import LengthLimits
 from vtoken_sglang.engine.admission.shortage import ShortageRelief
-from vtoken_sglang.engine.observe.decode_tap import current_tap
-from vtoken_sglang.engine.observe.observer import Observer
 from vtoken_sglang.engine.request_state import RequestState
 from vtoken_sglang.engine.runtime.accounting import footprint, private_tokens
 from vtoken_sglang.engine.runtime.copiers import make_copy_engine, make_device_work, note_forward
@@ -41,6 +39,7 @@ from vtoken_sglang.engine.runtime.eviction_pass import (
     skip_tree_owned,
 )
 from vtoken_sglang.engine.runtime.health import Health
+from vtoken_sglang.engine.runtime.observation import make_observer
 from vtoken_sglang.engine.runtime.page_pool import AllocatorPagePool
 from vtoken_sglang.engine.runtime.policy_failure import end_request
 from vtoken_sglang.engine.runtime.ranks import Ranks
@@ -89,16 +88,7 @@ class Runtime:
         )
         self.forks = PrefixForks(scheduler, self.reclaimer)
         work = make_device_work(scheduler, self._copier)
-        self.observer = Observer(
-            rows=self._rows.req_to_token,
-            k_buffers=list(pool.k_buffer),
-            key_dtype=getattr(pool, "dtype", None),
-            observe_layers=config.observe_layers,
-            observe_every=config.observe_every,
-            work=work,
-            page_size=self._page_size,
-            tap=current_tap(),
-        )
+        self.observer = make_observer(scheduler, config, work)
         device = torch.device(allocator.device)
         self._evictions = EvictionPass(self.observer, work, device, self._page_size, self.ranks)
         self.statistics = Statistics.with_trace(self.ranks.trace_path(config.trace))

@@ -21,6 +21,7 @@ def add_query_mass(
     *,
     scale: float,
     below_uniform: bool = False,
+    max_over_heads: bool = False,
 ) -> None:
     """Add to `mass` what the queries give each key, summed over queries and heads.
 
@@ -31,11 +32,13 @@ def add_query_mass(
         mass: in/out, float32 [n].
         scale: factor on q.k.
         below_uniform: count, instead of weights, those below an equal share (1 / keys seen).
+        max_over_heads: take the head that gives a key most instead of the sum over heads.
     """
     queries, q_heads, dim = q.shape
     n, kv_heads, _ = keys.shape
     keys_t = keys.float().permute(1, 2, 0)
     entry = torch.arange(n, device=keys.device)
+    by_head = torch.zeros(q_heads, n, device=keys.device)
     rows = max(1, BLOCK_WEIGHTS.get(q.device.type, BLOCK_WEIGHTS["cpu"]) // (q_heads * n))
     for begin in range(0, queries, rows):
         part = q[begin : begin + rows].float()
@@ -47,4 +50,5 @@ def add_query_mass(
         weights = logits.view(q_heads, count, n).masked_fill_(hidden, float("-inf")).softmax(dim=-1)
         if below_uniform:
             weights = ((weights < 1.0 / seen) & ~hidden).float()
-        mass += weights.sum(dim=(0, 1))
+        by_head += weights.sum(dim=1)
+    mass += by_head.amax(dim=0) if max_over_heads else by_head.sum(dim=0)
