@@ -155,6 +155,9 @@ def model_facts(model: str, dtype: str = "", fetch: bool = False) -> dict[str, A
     kv_bytes = kv_bytes_per_token(folder, dtype)
     if kv_bytes is not None:
         facts["kv_bytes_per_token"] = kv_bytes
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        facts["context"] = int(config["max_position_embeddings"])
     return facts
 
 

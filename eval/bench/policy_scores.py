@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from vtoken_sglang_eval import provenance
-from vtoken_sglang_eval.bench.reclaim_figures import conversation_text
 from vtoken_sglang_eval.chat import ModelTokenizer
 from vtoken_sglang_eval.eager_attention import EagerReference, expected_evicted, unexplained
 from vtoken_sglang_eval.errors import FiguresError
@@ -34,6 +33,7 @@ from vtoken_sglang_eval.metrics import figure
 from vtoken_sglang_eval.models import ensure_smollm2
 from vtoken_sglang_eval.policy_reference import SCORES
 from vtoken_sglang_eval.policy_server import PAGE_SIZE, PolicyServer
+from vtoken_sglang_eval.quality.text import conversation_text
 from vtoken_sglang_eval.sharegpt import find_dataset, load_dataset
 
 from vtoken_sglang.errors import VTokenError
@@ -162,7 +162,7 @@ def make_prompts(model: str, path: str | None, count: int, length: int) -> list[
     """The first conversations that are long enough, cut to lengths from `length` on."""
     tokenizer, prompts = ModelTokenizer(model), []
     for conversation in load_dataset(find_dataset(path)).conversations:
-        tokens = conversation_text(conversation, tokenizer)
+        tokens = tokenizer.encode(conversation_text(conversation, tokenizer))
         size = length + 13 * len(prompts)
         if len(tokens) >= size:
             prompts.append(tokens[:size])

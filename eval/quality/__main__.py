@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace, list[str]], bool], str]]
     "seeds": (commands.seeds_command, "scores of a cached prefix handed on, and not"),
     "kvpress": (commands.kvpress_command, "the same policies in kvpress"),
     "lines": (commands.lines_command, "length of the policies' files"),
-    "plots": (commands.plots_command, "draw the plots of --out, fill in the tables of --doc"),
+    "tables": (commands.tables_command, "fill in the tables of --doc from --out"),
 }
 
 
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         command = subparsers.add_parser(name, help=text, description=text)
         add = command.add_argument
         add("--out", type=Path, required=True, metavar="FILE", help="figures file, topic policies")
-        if name in ("lines", "plots"):
+        if name in ("lines", "tables"):
             commands.add_options(name, command)
             continue
         add("--work", type=Path, default=Path("reports/quality"), metavar="DIR",

@@ -16,7 +16,7 @@ from vtoken_sglang_eval.markdown import fill_file
 from vtoken_sglang_eval.models import ensure_smollm2
 from vtoken_sglang_eval.sharegpt import Dataset, find_dataset, load_dataset
 
-from . import peer, perplexity, plots, questions, ruler, seeds, served, tables
+from . import peer, perplexity, questions, ruler, seeds, served, tables
 from .cells import Cell, grid, policy_names
 from .policy_lines import lines_figure
 from .reference import ReferenceModel
@@ -51,8 +51,8 @@ def add_options(name: str, command: argparse.ArgumentParser) -> None:
             help="how many of the lengths 1024, 2048, 3072 (default: 3)")  # fmt: skip
     if name == "seeds":
         add("--conversations", type=positive, default=4, metavar="N", help="default: 4")
-    if name == "plots":
-        add("--doc", type=Path, metavar="FILE", help="also fill in the tables of this text")
+    if name == "tables":
+        add("--doc", type=Path, required=True, metavar="FILE", help="the text to fill in")
     if name == "kvpress":
         add("--kvpress-python", type=Path, required=True, metavar="PATH",
             help="interpreter of an environment that has kvpress")  # fmt: skip
@@ -103,7 +103,7 @@ def write(
     figures: Figures,
     settings: Mapping[str, Any],
 ) -> None:
-    """Merge one command's figures into --out and draw the plots beside it."""
+    """Merge one command's figures into --out."""
     document = {
         "topic": "policies",
         **provenance.figures_head(MODULE, words),
@@ -111,10 +111,9 @@ def write(
         "repeats": 1,
         "figures": figures,
     }
-    written = write_figures(chosen.out, document, getattr(chosen, "force", False))
+    write_figures(chosen.out, document, getattr(chosen, "force", False))
     for name, entry in figures.items():
         print(f"{name:48} {entry['value']:.4g}")
-    plots.draw_all(written, chosen.out.parent)
 
 
 def perplexity_command(chosen: argparse.Namespace, words: list[str]) -> bool:
@@ -278,12 +277,9 @@ def lines_command(chosen: argparse.Namespace, words: list[str]) -> bool:
     return True
 
 
-def plots_command(chosen: argparse.Namespace, words: list[str]) -> bool:
+def tables_command(chosen: argparse.Namespace, words: list[str]) -> bool:
     document = read_figures(chosen.out)
     if document is None:
         raise FiguresError(f"{chosen.out}: no such file")
-    for path in plots.draw_all(document, chosen.out.parent):
-        print(path.name)
-    if chosen.doc is not None:
-        fill_file(chosen.doc, tables.tables(document))
+    fill_file(chosen.doc, tables.tables(document))
     return True

@@ -14,16 +14,15 @@ import pytest
 
 pytest.importorskip("sglang", reason="needs SGLang")
 
-from vtoken_sglang_eval.bench import extend_attention
 from vtoken_sglang_eval.bench.decode_attention import CELLS, main, parse_cells
 from vtoken_sglang_eval.bench.decode_summary import FIGURE_CELLS, Cell, figures_document
 
 
-def run_bench(out: Path, *words: str, module: str = "decode_attention") -> dict[str, Any]:
+def run_bench(out: Path, *words: str) -> dict[str, Any]:
     done = subprocess.run(
         [
             sys.executable,
-            *("-m", f"vtoken_sglang_eval.bench.{module}", "--small-llama"),
+            *("-m", "vtoken_sglang_eval.bench.decode_attention", "--small-llama"),
             *("--out", str(out), *words),
         ],
         capture_output=True,
@@ -65,26 +64,6 @@ def test_what_is_measured_by_default_is_what_is_published() -> None:
     assert {(cell.batch, cell.context) for cell in parse_cells(CELLS)} == set(FIGURE_CELLS)
 
 
-def test_an_extend_after_a_cached_prefix_agrees_too(tmp_path: Path) -> None:
-    """The step has a prefix that was never computed here, and one new token."""
-    result = run_bench(
-        tmp_path / "result.json",
-        *("--context", "301", "--repeats", "3", "--page-size", "16"),
-        module="extend_attention",
-    )
-    assert result["token_mismatches"] == {"native": 0, "hook-only": 0}
-    assert (result["settings"]["cached"], result["settings"]["own"]) == (300, 1)
-    for arm in result["arms"].values():
-        assert 0 < arm["attention_ms"]["median"] < arm["step_ms"]["median"]
-    assert extend_attention.figures_document(result)["figures"] == {}
-    result["settings"]["cached"] = 8191
-    figures = extend_attention.figures_document(result)["figures"]
-    assert list(figures) == ["cpu_extend_ratio_ctx8192"]
-    assert (
-        figures["cpu_extend_ratio_ctx8192"]["value"] == result["stock_over"]["hook-only"]["median"]
-    )
-
-
 def test_cells_are_parsed_or_refused() -> None:
     assert parse_cells("8x256,1x2048") == (Cell(8, 256), Cell(1, 2048))
     for text in ("8", "8x", "8x2x2", "x", ""):
@@ -97,12 +76,4 @@ def test_results_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixtu
     out.write_text("{}")
     assert main(["--out", str(out)]) == 2
     assert "exists" in capsys.readouterr().err
-    assert extend_attention.main(["--out", str(out)]) == 2
-    assert "exists" in capsys.readouterr().err
     assert out.read_text() == "{}"
-
-
-def test_an_extend_needs_a_prefix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--out", str(tmp_path / "result.json"), "--context", "64", "--own", "64"]
-    assert extend_attention.main(words) == 2
-    assert "--own 64" in capsys.readouterr().err
