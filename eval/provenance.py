@@ -127,48 +127,25 @@ def portable_command(words: Sequence[str]) -> str:
     return shlex.join(portable(words))
 
 
-DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
-
-
-def kv_bytes_per_token(folder: Path, dtype: str) -> int | None:
-    """K and V of one token in all layers by a model's config.json; None where it is not clear."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        heads = int(config["num_attention_heads"])
-        size = int(config.get("head_dim") or config["hidden_size"] // heads)
-        kv_heads = int(config.get("num_key_value_heads") or heads)
-        return 2 * int(config["num_hidden_layers"]) * kv_heads * size * DTYPE_BYTES[dtype]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def model_facts(model: str, dtype: str = "", fetch: bool = False) -> dict[str, Any]:
-    """Name of a model; for a local folder, its weights; and the K and V of a token in bytes, where
-    its configuration is at hand (`fetch`: that of a model given by name may be asked for)."""
+def model_facts(model: str) -> dict[str, Any]:
+    """Name of a model and, where its configuration is at hand, its `context` in tokens."""
     folder = Path(model)
     facts: dict[str, Any] = {"name": folder.name or model}
-    if folder.is_dir():
-        weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("*.gguf")]
-        facts["weight_bytes"] = sum(path.stat().st_size for path in weights)
-    else:
-        folder = cached_folder(model, fetch)
-    kv_bytes = kv_bytes_per_token(folder, dtype)
-    if kv_bytes is not None:
-        facts["kv_bytes_per_token"] = kv_bytes
+    if not folder.is_dir():
+        folder = cached_folder(model)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         facts["context"] = int(config["max_position_embeddings"])
     return facts
 
 
-def cached_folder(model: str, fetch: bool) -> Path:
+def cached_folder(model: str) -> Path:
     """Where the hub's cache keeps the configuration of a model given by name; a folder that does
     not exist if it has none."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import try_to_load_from_cache
 
-    with contextlib.suppress(OSError, ValueError):  # not reached, or no name that a hub could know
-        look = hf_hub_download if fetch else try_to_load_from_cache
-        found = look(model, "config.json")
+    with contextlib.suppress(OSError, ValueError):  # no name that a hub could know
+        found = try_to_load_from_cache(model, "config.json")
         if isinstance(found, str):
             return Path(found).parent
     return Path(model)

@@ -109,6 +109,7 @@ def ask_lm_eval(
     from lm_eval import simple_evaluate  # type: ignore[import-not-found, unused-ignore]
 
     where = {"base_url": f"{base_url}/v1/completions", "model": model, "tokenizer": model}
+    where["tokenizer_backend"] = "huggingface"
     found = simple_evaluate(
         model="local-completions",
         model_args={**where, "num_concurrent": LANES, "tokenized_requests": False},
@@ -118,7 +119,7 @@ def ask_lm_eval(
         bootstrap_iters=0,
         log_samples=False,
     )
-    rows = []
+    rows: list[dict[str, Any]] = []
     for task, measures in json.loads(json.dumps(found["results"], default=str)).items():
         for name, value in measures.items():
             if isinstance(value, float) and 0 <= value <= 1 and "stderr" not in name:

@@ -76,7 +76,7 @@ class Plan:
             "arms": [arm.columns() for arm in self.arms],
             "baseline": self.arms[0].name,
             "missing": list(self.missing),
-            "model": provenance.model_facts(self.options.model, self.options.dtype),
+            "model": provenance.model_facts(self.options.model),
             "dataset": {"name": self.dataset.name, "sha256": self.dataset.sha256},
             "workload": {
                 "name": self.workload.name,
@@ -117,7 +117,7 @@ def make_plan(name: str, options: Options) -> Plan:
     dataset = load_source(options)
     tokenizer = ModelTokenizer(options.model)
     workload = build_workload(options, dataset, tokenizer)
-    context = int(provenance.model_facts(options.model, options.dtype).get("context", 0))
+    context = int(provenance.model_facts(options.model).get("context", 0))
     limits = [one.facts.limit for one in running.values()]
     limits = limits or [options.pool - options.page_size, context]
     if limit := min(filter(None, limits), default=0):
