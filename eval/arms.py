@@ -38,7 +38,7 @@ class Arm:
 
     @property
     def prunes(self) -> bool:
-        return self.request.get("policy", NO_POLICY) != NO_POLICY
+        return bool(self.request.get("policy", NO_POLICY) != NO_POLICY)
 
     def columns(self) -> dict[str, Any]:
         """What the table says about it."""

@@ -28,12 +28,12 @@ def charts_of(
         traces: its runs, with their requests and samples.
     """
     cells = cells.assign(label=cells["arm"] + _loads(cells), at=cells.apply(_amount, axis=1))
-    have = set(cells)
+    have, top = set(cells), cells[cells["load"] == cells["load"].max()]
     found: dict[str, Any] = {}
     if {"quality", "held_per_request"} <= have:
-        found["quality_memory"] = _frontier(cells, "held_per_request", runs)
+        found["quality_memory"] = _frontier(top, "held_per_request", runs)
     if "quality" in have:
-        found["quality_throughput"] = _frontier(cells, "tokens_per_s", runs)
+        found["quality_throughput"] = _frontier(top, "tokens_per_s", runs)
     if "e2e_p95" in have:
         found["throughput_latency"] = _load(cells, runs)
     pool = _over_time(traces, "pool", "used")
@@ -57,13 +57,20 @@ def _amount(row: Any) -> str:
     return "" if pd.isna(row["budget"]) else f"{row['budget']:.0f}"
 
 
+def _data(records: list[dict[str, Any]]) -> Any:
+    import altair as alt
+
+    make: Any = alt.Data
+    return make(values=records)
+
+
 def _base(frame: pd.DataFrame, runs: pd.DataFrame) -> Any:
     import altair as alt
 
     arms = alt.param(name="arms", value=list(dict.fromkeys(runs["arm"])))
     frame = frame.assign(group=_group(frame, runs))
     records = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    chart = alt.Chart(alt.Data(values=records), width="container", height=300).add_params(arms)
+    chart = alt.Chart(_data(records), width="container", height=300).add_params(arms)
     return chart.transform_filter("indexof(arms, datum.arm) >= 0")
 
 
@@ -120,8 +127,8 @@ def _tips(frame: pd.DataFrame) -> list[Any]:
 
 
 def _frontier(cells: pd.DataFrame, metric: str, runs: pd.DataFrame) -> Any:
-    """Quality against a metric: a line per policy and way through its amounts, native's point, and
-    the line of what counts as its quality."""
+    """Quality against a metric, at the greatest load: a line per policy and way through its amounts,
+    native's point, and the line of what counts as its quality."""
     import altair as alt
 
     x = alt.X(f"{metric}:Q", title=titled(metric), scale=alt.Scale(zero=False, padding=20))
@@ -130,7 +137,7 @@ def _frontier(cells: pd.DataFrame, metric: str, runs: pd.DataFrame) -> Any:
     base = _base(cells, runs).encode(x=x, y=y, color=_colour(runs))
     lines = base.mark_line(opacity=0.5).encode(
         strokeDash=_dash(cells),
-        detail=["policy:N", "shared:N", "ablation:N", "load:N"],
+        detail=["policy:N", "shared:N", "ablation:N"],
         order="keep:Q",
     )
     points = base.mark_point(size=90, filled=True, opacity=0.9).encode(
@@ -138,7 +145,7 @@ def _frontier(cells: pd.DataFrame, metric: str, runs: pd.DataFrame) -> Any:
     )
     amounts = base.mark_text(dy=-11, fontSize=10).encode(text="at:N")
     native = cells[cells["native"].astype(bool)]["quality"].max()
-    rule = alt.Chart(alt.Data(values=[{"same": SAME_QUALITY * float(native)}])).mark_rule(
+    rule = alt.Chart(_data([{"same": SAME_QUALITY * float(native)}])).mark_rule(
         strokeDash=[4, 4], color=NATIVE_COLOUR
     )
     return rule.encode(y="same:Q") + lines + points + amounts

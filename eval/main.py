@@ -187,8 +187,8 @@ def verdicts(studies: Sequence[Any]) -> list[str]:
             f"{head['name']}: {best.arm} serves {best.throughput} x native's tokens/s{held}{late}"
         )
         for one in sharing_of(runs, head["name"]):
-            if one.arm == best.arm and one.metric == "tokens_per_s":
-                lines.append(f"  throughput against {one.other}: {one.ratio} x")
+            if one.arm == best.arm:
+                lines.append(f"  throughput against {one.other}: {one.throughput} x")
         if best.quality is None:
             lines.append("  answers: not checked (--quality)")
         else:

@@ -104,7 +104,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for item in scalar_fields():
-            value = getattr(self, item.name)
+            value: Any = getattr(self, item.name)
             if isinstance(item.default, tuple):
                 value = tuple(value) if isinstance(value, (list, tuple)) else (value,)
                 object.__setattr__(self, item.name, value)
@@ -181,23 +181,16 @@ def _broken(item: Any, value: Any) -> str:
     kind, rule = item.metadata["kind"], item.metadata
     if value is None and item.default is None:
         return ""
-    numeric = kind in (int, float)
-    good = type(value) in ((int, float) if kind is float else (kind,))
-    if not good:
-        return f"must be {'a number' if numeric else 'true or false' if kind is bool else 'a text'}"
+    if type(value) not in ((int, float) if kind is float else (kind,)):
+        named = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+        return f"must be {named[kind]}"
     if "among" in rule and value not in rule["among"]:
         return "must be among " + ", ".join(rule["among"])
-    bounds = [
-        text
-        for name, text, fails in (
-            ("least", "at least", lambda bound: value < bound),
-            ("above", "above", lambda bound: value <= bound),
-            ("most", "at most", lambda bound: value > bound),
-        )
-        if name in rule and fails(rule[name])
-        for text in [f"{text} {rule[name]}"]
-    ]
-    return "must be " + " and ".join(bounds) if bounds else ""
+    if "least" in rule and value < rule["least"]:
+        return f"must be at least {rule['least']}"
+    if "above" in rule and value <= rule["above"]:
+        return f"must be above {rule['above']}"
+    return f"must be at most {rule['most']}" if "most" in rule and value > rule["most"] else ""
 
 
 def _axis(name: str, values: Any) -> tuple[Any, ...]:
@@ -233,7 +226,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add a flag per setting and per axis. A flag that was not given stays out of the namespace."""
     for item in scalar_fields():
         about = item.metadata
-        flag, words = "--" + item.name.replace("_", "-"), {"default": argparse.SUPPRESS}
+        flag, words = "--" + item.name.replace("_", "-"), dict[str, Any](default=argparse.SUPPRESS)
         text = about["text"]
         if item.default not in (None, "", (), False, "auto"):
             shown = item.default if not isinstance(item.default, tuple) else item.default[0]

@@ -30,10 +30,17 @@ NEEDED = "lm_eval"
 
 
 def check_extras(options: Options) -> None:
-    """Raise ConfigError if lm-eval is asked for and is not there."""
-    if options.lm_eval and importlib.util.find_spec(NEEDED) is None:
+    """Raise ConfigError if lm-eval is asked for and is not there, or knows no such task."""
+    if not options.lm_eval:
+        return
+    if importlib.util.find_spec(NEEDED) is None:
         rule = "needs lm-eval, which is not installed: pip install 'lm_eval[api]'"
         raise ConfigError("lm_eval", rule, ",".join(options.lm_eval))
+    from lm_eval.tasks import TaskManager  # type: ignore[import-not-found, unused-ignore]
+
+    for name in options.lm_eval:
+        if name not in TaskManager().all_tasks:
+            raise ConfigError("lm_eval", "must be a task that `lm_eval ls tasks` shows", name)
 
 
 def tasks_of(

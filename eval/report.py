@@ -19,6 +19,7 @@ from .store import read_runs
 from .table import LABELS, METRICS, long_table, runs_table, summary, wide
 
 TEMPLATES = Path(__file__).parent / "templates"
+MANY = 8
 FIRST = ("quality_memory", "quality_throughput", "throughput_latency", "pool")
 TITLES = {
     "quality_memory": "Quality against memory",
@@ -87,7 +88,9 @@ def render(studies: Sequence[Study]) -> tuple[str, pd.DataFrame]:
         studies=[_study(study, runs, cells) for study in studies],
         metrics=METRICS,
         shown=SHOWN,
-        script=vl_convert.javascript_bundle(vl_version=version).replace("</script", "<\\/script"),
+        script=vl_convert.javascript_bundle(None, vl_version=version).replace(
+            "</script", "<\\/script"
+        ),
         csv=runs.to_csv(index=False),
         same_quality=verdict.SAME_QUALITY,
     )
@@ -110,12 +113,21 @@ def _study(study: Study, runs: pd.DataFrame, cells: pd.DataFrame) -> dict[str, A
         "titles": {key: TITLES.get(key) or _title_of(key) for key in specs},
         "first": [key for key in FIRST if key in specs],
         "arms": list(dict.fromkeys(mine["arm"])),
+        "shown_first": _shown_first(mine),
         "rows": _rows(of_study),
         "columns": [name for name in SHOWN if name in set(of_study["metric"])],
         "all_columns": [name for name in METRICS if name in set(of_study["metric"])],
         "failed": int(mine["failed"].sum()),
         "repeats": int(mine["repeat"].nunique()),
     }
+
+
+def _shown_first(runs: pd.DataFrame) -> list[str]:
+    """The arms that a page with many of them draws until it is told otherwise."""
+    arms = runs.drop_duplicates("arm")
+    if len(arms) > MANY:
+        arms = arms[arms["native"].astype(bool) | (arms["shared"] == "auto")]
+    return list(arms["arm"])
 
 
 def _title_of(key: str) -> str:

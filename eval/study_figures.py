@@ -78,7 +78,7 @@ def figures_of(runs: pd.DataFrame, entry: Mapping[str, Any]) -> dict[str, dict[s
     metric = entry["metric"]
     if metric not in METRICS:
         raise ConfigError("figures", f"metric must be among {', '.join(METRICS)}", metric)
-    title, unit, _ = METRICS[metric]
+    title, unit = METRICS[metric]
     over = entry.get("over")
     label = f"{title}, {_text(over)}" if over is None else f"{title}, ratio to {_text(over)}"
     if entry.get("turned"):
@@ -101,14 +101,14 @@ def _cells(
     if metric not in runs:
         return
     ours = _meant(runs, entry["of"]).dropna(subset=[metric])
-    over = entry.get("over")
+    over: dict[str, Any] | None = entry.get("over")
     other = None if over is None else _meant(runs, over).dropna(subset=[metric])
     if over is not None:
         ours = ours[~ours["native"].astype(bool)]
     for (_, _, _), part in ours.groupby(["study", "arm", "load"], sort=False):
         first = part.iloc[0]
         values = part.set_index(SAME)[metric]
-        if other is not None:
+        if over is not None and other is not None:
             # Otherwise alike: the same policy and amount, where the other is pruned at all.
             alike = other
             if (other["policy"] != "none").any():

@@ -15,33 +15,33 @@ import pandas as pd
 KEYS = ["study", "arm", "load", "repeat"]
 LABELS = ["policy", "keep", "budget", "shared", "ablation"]
 CELL = ["study", "arm", "load"]
-NESTED = ("kind", "request", "trace", "answers", "url", "at", "output_sha256")
-# metric -> (title, unit, whether less is better)
-METRICS: dict[str, tuple[str, str, bool]] = {
-    "tokens_per_s": ("throughput", "tokens/s", False),
-    "held_per_request": ("memory held per running request", "tokens", True),
-    "peak_held_tokens": ("memory held at most", "tokens", True),
-    "peak_running": ("requests running at once, at most", "requests", False),
-    "ttft_p50": ("time to first token, median", "s", True),
-    "ttft_p95": ("time to first token, p95", "s", True),
-    "tpot_p50": ("time per further token, median", "s", True),
-    "e2e_p50": ("whole request, median", "s", True),
-    "e2e_p95": ("whole request, p95", "s", True),
-    "queue_p95": ("wait in the queue, p95", "s", True),
-    "computed_tokens": ("prompt tokens computed", "tokens", True),
-    "cached_share": ("prompt tokens from the cache", "share", False),
-    "cpu_ms_per_token": ("CPU time of the server per token", "ms", True),
-    "quality": ("questions answered right", "share", False),
-    "recall": ("right answers in the load itself", "share", False),
-    "goodput": ("requests in time per second", "requests/s", False),
-    "retractions": ("requests taken back", "requests", True),
-    "evicted_tokens": ("tokens evicted", "tokens", False),
-    "moved_tokens": ("tokens copied", "tokens", True),
-    "forks": ("prefixes copied", "prefixes", True),
-    "private_pages": ("pages of a pruned request's own", "pages", True),
-    "waste_f": ("F, empty share of those pages", "share", True),
-    "waste_f_after": ("F right after a copy", "share", True),
-    "limit_gap": ("pages over the fewest possible, right after a copy", "share", True),
+NESTED = ("kind", "request", "trace", "answers", "url", "at")
+# metric -> (title, unit)
+METRICS: dict[str, tuple[str, str]] = {
+    "tokens_per_s": ("throughput", "tokens/s"),
+    "held_per_request": ("memory held per running request", "tokens"),
+    "peak_held_tokens": ("memory held at most", "tokens"),
+    "peak_running": ("requests running at once, at most", "requests"),
+    "ttft_p50": ("time to first token, median", "s"),
+    "ttft_p95": ("time to first token, p95", "s"),
+    "tpot_p50": ("time per further token, median", "s"),
+    "e2e_p50": ("whole request, median", "s"),
+    "e2e_p95": ("whole request, p95", "s"),
+    "queue_p95": ("wait in the queue, p95", "s"),
+    "computed_tokens": ("prompt tokens computed", "tokens"),
+    "cached_share": ("prompt tokens from the cache", "share"),
+    "cpu_ms_per_token": ("CPU time of the server per token", "ms"),
+    "quality": ("questions answered right", "share"),
+    "recall": ("right answers in the load itself", "share"),
+    "goodput": ("requests in time per second", "requests/s"),
+    "retractions": ("requests taken back", "requests"),
+    "evicted_tokens": ("tokens evicted", "tokens"),
+    "moved_tokens": ("tokens copied", "tokens"),
+    "forks": ("prefixes copied", "prefixes"),
+    "private_pages": ("pages of a pruned request's own", "pages"),
+    "waste_f": ("F, empty share of those pages", "share"),
+    "waste_f_after": ("F right after a copy", "share"),
+    "limit_gap": ("pages over the fewest possible, right after a copy", "share"),
 }
 
 

@@ -22,13 +22,6 @@ class Ratio:
     high: float
     pairs: int
 
-    @property
-    def side(self) -> str:
-        """more, less or same: every repeat on one side of 1 and the median 3 % away from it."""
-        if self.low > 1 and self.median >= 1.03:
-            return "more"
-        return "less" if self.high < 1 and self.median <= 0.97 else "same"
-
     def __str__(self) -> str:
         spread = f" [{self.low:.2f}, {self.high:.2f}]" if self.pairs > 1 else ""
         return f"{self.median:.2f}{spread}"
@@ -55,13 +48,18 @@ class Best:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Against:
-    """One way with shared pages over another, for the same policy and amount."""
+    """One way with shared pages over another, for the same policy and amount.
 
-    study: str
+    Fields:
+        throughput, memory: ratios within a repeat; None where that was not measured.
+        same_answers: whether every token generated is the same, as it must be against mask.
+    """
+
     arm: str
     other: str
-    metric: str
-    ratio: Ratio
+    throughput: Ratio | None
+    memory: Ratio | None
+    same_answers: bool
 
 
 def ratio_of(values: Sequence[float]) -> Ratio | None:
@@ -119,26 +117,37 @@ def _ratio(mine: pd.DataFrame, cell: tuple[str, str, int], metric: str) -> Ratio
 
 
 def sharing_of(runs: pd.DataFrame, study: str) -> list[Against]:
-    """auto over skip and over mask, arm by arm, in throughput and memory."""
+    """auto over skip and over mask, arm by arm."""
     mine = runs[runs["study"] == study]
     arms = list(dict.fromkeys(mine["arm"]))
     ways = dict(zip(mine["arm"], mine["shared"], strict=True))
+    place = ["load", "repeat"]
     found = []
     for arm in arms:
-        for other in ("skip", "mask"):
-            if ways[arm] != "auto" or arm.replace("auto", other) not in arms:
+        for other in (arm.replace("auto", way) for way in ("skip", "mask")):
+            if ways[arm] != "auto" or other not in arms:
                 continue
-            for metric in ("tokens_per_s", "held_per_request"):
-                values = (
-                    paired(mine, metric, arm, arm.replace("auto", other)) if metric in mine else []
+            ratios = [
+                ratio_of(paired(mine, metric, arm, other)) if metric in mine else None
+                for metric in ("tokens_per_s", "held_per_request")
+            ]
+            tokens = [
+                mine[mine["arm"] == name].set_index(place)["output_sha256"] for name in (arm, other)
+            ]
+            both = tokens[0].index.intersection(tokens[1].index)
+            found.append(
+                Against(
+                    arm=arm,
+                    other=ways[other],
+                    throughput=ratios[0],
+                    memory=ratios[1],
+                    same_answers=bool((tokens[0][both] == tokens[1][both]).all()),
                 )
-                if ratio := ratio_of(values):
-                    against = Against(study=study, arm=arm, other=other, metric=metric, ratio=ratio)
-                    found.append(against)
+            )
     return found
 
 
 def titled(metric: str) -> str:
     """A metric's title with its unit."""
-    title, unit, _ = METRICS[metric]
+    title, unit = METRICS[metric]
     return f"{title}, {unit}"

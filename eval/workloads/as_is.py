@@ -52,7 +52,8 @@ def build(options: Options, dataset: Dataset, tokenizer: ChatTokenizer) -> Workl
 def _exchanges(entry: Conversation) -> tuple[str, list[list[str]]]:
     """The system text, and [user text, answer or ""] per turn; several messages of one side in a
     row are one."""
-    system, turns = "", []
+    system = ""
+    turns: list[list[str]] = []
     for role, text in entry.messages:
         if role == "system":
             system = f"{system}\n\n{text}".strip()
@@ -87,7 +88,7 @@ def _session(
 def _about(
     document: Document, options: Options, tokenizer: ChatTokenizer, number: int
 ) -> list[Session]:
-    found = []
+    found: list[Session] = []
     for question in document.questions:
         text = f"{document.text}\n\n{question.text}"
         known = [len(tokenizer.encode(answer)) + LONGER for answer in question.answers]

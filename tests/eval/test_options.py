@@ -126,7 +126,7 @@ def test_a_study_file_says_what_flags_say(tmp_path: Path) -> None:
         ("[[study]]\nrepeats = 1", "name: every study needs a name of its own"),
         ('[[study]]\nname = "a"\n[[study]]\nname = "a"', "name: every study needs a name"),
         ('[[study]]\nname = "a"\nspeed = 1', "speed: is no setting of a study, got 1"),
-        ('[[study]]\nname = "a"\nrepeats = "x"', "repeats: must be a number, got 'x'"),
+        ('[[study]]\nname = "a"\nrepeats = "x"', "repeats: must be a whole number, got 'x'"),
     ],
 )
 def test_a_bad_study_file_is_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -14,6 +14,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+from vtoken_sglang_eval.arms import groups_of
 from vtoken_sglang_eval.errors import ConfigError
 from vtoken_sglang_eval.main import verdicts
 from vtoken_sglang_eval.options import Options
@@ -105,6 +106,14 @@ def test_studies_without_pruned_arms_are_shown_too() -> None:
     text = body_of(page_of(study(SPEED, QUALITY), other))
     assert "Nothing was pruned" in text
     assert "hook-only" in text
+
+
+def test_of_many_arms_only_native_and_auto_are_drawn_at_first() -> None:
+    options = Options(policies=("snapkv", "tova", "h2o"), model="tiny")
+    names = [arm.name for group in groups_of(options) for arm in group.arms]
+    page = page_of(study({name: (1.0,) for name in names}, options=options))
+    assert len(re.findall(r'type="checkbox" value="[^"]+" checked', page)) == 1 + 3
+    assert page.count('type="checkbox" value=') == 10
 
 
 def test_plots_are_written_as_pictures(tmp_path: Path) -> None:
