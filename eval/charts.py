@@ -127,8 +127,8 @@ def _tips(frame: pd.DataFrame) -> list[Any]:
 
 
 def _frontier(cells: pd.DataFrame, metric: str, runs: pd.DataFrame) -> Any:
-    """Quality against a metric, at the greatest load: a line per policy and way through its amounts,
-    native's point, and the line of what counts as its quality."""
+    """Quality against a metric at the greatest load: a line per policy and way through its
+    amounts, native's point, and the line of what counts as its quality."""
     import altair as alt
 
     x = alt.X(f"{metric}:Q", title=titled(metric), scale=alt.Scale(zero=False, padding=20))

@@ -114,11 +114,13 @@ def _measure(
 ) -> int:
     """Measure every study into a folder of its own, and write one report about all of them, also
     about what there is of an interrupted one."""
+    from .report import check_extras, write_report
     from .report import read_studies as read_measured
-    from .report import write_report
     from .runner import make_plan, run_study
     from .store import RunStore, new_folder
 
+    if not chosen.dry_run:
+        check_extras()
     folder = chosen.out or new_folder(REPORTS, name)
     command = f"{PROGRAM} {provenance.portable_command(words)}"
     failed = 0

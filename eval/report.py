@@ -5,6 +5,7 @@ The page needs nothing from outside: plots, their script and the table of every 
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,6 +50,16 @@ def read_studies(paths: Sequence[Path]) -> list[Study]:
     return [study for study in found if study[1]]
 
 
+def check_extras() -> None:
+    """Raise ConfigError if a package that draws is missing: better before hours of measuring."""
+    for name in ("altair", "jinja2", "vl_convert"):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            rule = "the report needs the extra eval: pip install 'vtoken-sglang[eval]'"
+            raise ConfigError("report", rule, name) from error
+
+
 def write_report(studies: Sequence[Study], path: Path) -> Path:
     """Write the page, and beside it `runs.csv` with a row per run.
 
@@ -68,13 +79,10 @@ def write_report(studies: Sequence[Study], path: Path) -> Path:
 
 def render(studies: Sequence[Study]) -> tuple[str, pd.DataFrame]:
     """The page, and the table of every run that it holds."""
-    try:
-        import altair as alt
-        import jinja2
-        import vl_convert
-    except ImportError as error:
-        rule = "the report needs the extra eval: pip install 'vtoken-sglang[eval]'"
-        raise ConfigError("report", rule, error.name) from error
+    check_extras()
+    import altair as alt
+    import jinja2
+    import vl_convert
 
     runs = runs_table(studies)
     cells = summary(long_table(runs))

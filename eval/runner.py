@@ -87,7 +87,7 @@ class Plan:
                 "facts": self.workload.facts,
                 "fingerprint": self.workload.fingerprint(),
             },
-            **provenance.origin(self.options.device),
+            **provenance.origin("cpu" if self.running else self.options.device),
         }
 
 
@@ -147,7 +147,6 @@ def _as_running(options: Options, facts: ServerFacts) -> Options:
         model=options.model or facts.model,
         page_size=facts.page_size or options.page_size,
         pool=facts.pool or options.pool,
-        device="cpu",
     )
 
 

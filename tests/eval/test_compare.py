@@ -230,6 +230,17 @@ def test_a_dry_run_starts_nothing(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_missing_extra_is_told_before_anything_is_measured(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, "altair", None)
+    assert compare(data, tmp_path / "out", "--model", str(tmp_path), "--dry-run") == 0
+    assert compare(data, tmp_path / "out", "--model", str(tmp_path)) == 2
+    assert "pip install 'vtoken-sglang[eval]'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_failing_server_shows_its_log(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
