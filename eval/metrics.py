@@ -27,32 +27,6 @@ def distribution(name: str, values: Sequence[float]) -> dict[str, float]:
     return {f"{name}_mean": float(numpy.mean(values)), **named}
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """median, min, max, q1 and q3 of a figure over repeats.
-
-    Raises:
-        ValueError: no value.
-    """
-    if not values:
-        raise ValueError("values: at least one is needed, got none")
-    array = numpy.asarray(values, dtype=numpy.float64)
-    q1, median, q3 = numpy.percentile(array, (25, 50, 75))
-    return {
-        "median": float(median),
-        "min": float(array.min()),
-        "max": float(array.max()),
-        "q1": float(q1),
-        "q3": float(q3),
-    }
-
-
-def figure(values: Sequence[float], unit: str) -> dict[str, Any]:
-    """An entry of a figures file: median over repeats, with quartiles and extremes."""
-    found = spread(values)
-    shown = {key: found[key] for key in ("min", "q1", "q3", "max")}
-    return {"value": found["median"], "unit": unit, "spread": shown}
-
-
 def output_hash(records: Sequence[RequestRecord]) -> str:
     """sha256 over the generated ids of all requests, in (session, turn) order."""
     digest = hashlib.sha256()

@@ -23,7 +23,7 @@ import pandas as pd
 from . import provenance
 from .errors import ConfigError, FiguresError
 from .figures import write_figures
-from .metrics import figure
+from .results import figure
 from .studies import read_toml
 from .table import METRICS, runs_table
 

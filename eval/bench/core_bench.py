@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 from vtoken_sglang_eval.figures import write_figures
-from vtoken_sglang_eval.metrics import figure
 from vtoken_sglang_eval.provenance import figures_head
+from vtoken_sglang_eval.results import figure
 
 from vtoken_sglang.core.copy_engine import SyncCopyEngine
 from vtoken_sglang.core.reclaimer import Reclaimer

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from eval.metrics import spread
+from eval.results import spread
 from vtoken_sglang.engine.attention.page_mode import to_pages
 from vtoken_sglang.kernels.triton_copy_slots import copy_slots_triton
 from vtoken_sglang.kernels.triton_pack_live import pack_live_triton

@@ -11,9 +11,9 @@ from vtoken_sglang_eval.metrics import (
     output_hash,
     pool_use,
     recall,
-    spread,
     summarize,
 )
+from vtoken_sglang_eval.results import spread
 from vtoken_sglang_eval.sampling import (
     PoolSample,
     PrunedSample,
