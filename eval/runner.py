@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import provenance
-from .arms import Arm, Group, groups_of, rotated
+from .arms import NATIVE, Arm, Group, groups_of, rotated
 from .chat import ModelTokenizer
 from .client import LoadClient, RunTrace
 from .errors import ServerError
@@ -61,6 +61,11 @@ class Plan:
         return [arm for group in self.groups for arm in group.arms]
 
     @property
+    def baseline(self) -> Arm:
+        """The arm that every other is divided by: native, even where stock comes before it."""
+        return next((arm for arm in self.arms if arm.name == NATIVE), self.arms[0])
+
+    @property
     def loads(self) -> tuple[int, ...]:
         """Sessions in flight, one run each; 0 where the workload decides (a trace, a burst)."""
         decided = self.workload.timed or self.options.burst
@@ -74,7 +79,7 @@ class Plan:
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "options": self.options.to_dict(),
             "arms": [arm.columns() for arm in self.arms],
-            "baseline": self.arms[0].name,
+            "baseline": self.baseline.name,
             "missing": list(self.missing),
             "model": provenance.model_facts(self.options.model),
             "dataset": {"name": self.dataset.name, "sha256": self.dataset.sha256},

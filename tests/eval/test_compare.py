@@ -152,9 +152,14 @@ def test_an_ablation_gets_a_server_of_its_own_and_a_repeat_rotates(
 
 
 def test_paired_servers_stay_up(data: str, tmp_path: Path, started: list[str]) -> None:
-    words = ["--policies", "none", "--ablations", "native,hook-only", "--paired"]
-    assert compare(data, tmp_path / "out", "--model", str(tmp_path), *words) == 0
-    assert started == ["native", "hook-only"]
+    path = tmp_path / "study.toml"
+    path.write_text('policies = []\nablations = ["stock", "native", "hook-only"]\npaired = true\n')
+    words = ["--dataset", data, "--model", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert main(["study", str(path), *words, "--repeats", "2", "--concurrency", "2"]) == 0
+    assert started == ["stock", "native", "hook-only"]
+    head, runs = read_runs(tmp_path / "out")
+    assert head["baseline"] == "native"
+    assert [run["arm"] for run in runs[3:]] == ["native", "hook-only", "stock"]
 
 
 def test_what_was_measured_before_an_interrupt_is_kept_and_gone_on_with(
