@@ -88,8 +88,8 @@ def groups_of(options: Options) -> tuple[Group, ...]:
             )
             for number, url in enumerate(options.url)
         )
-    groups = []
-    if requests or not options.ablations:
+    groups, main = [], bool(requests or not options.ablations)
+    if main:
         arms = (
             Arm(name=NATIVE, request=native),
             *(Arm(name=arm_name(r), request=r) for r in requests),
@@ -97,7 +97,7 @@ def groups_of(options: Options) -> tuple[Group, ...]:
         groups.append(Group(key="", arms=arms))
     for ablation in options.ablations:
         if ablation in WITHOUT_PRUNING:
-            name = f"{ablation} server" if ablation == NATIVE and groups else ablation
+            name = f"{ablation} server" if ablation == NATIVE and main else ablation
             arms = (Arm(name=name, ablation=ablation),)
         else:
             # An ablation keeps no page from anybody for the sake of sharing: one way is enough.
