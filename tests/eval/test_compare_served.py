@@ -56,7 +56,7 @@ def test_arms_evict_alike_and_only_reclaiming_ones_give_memory_back(
         "--pool",
         "1536",
     ]
-    words += ["--out-tokens", "48", "--ablations", "naive", "--server-args", "--vtoken-check"]
+    words += ["--out-tokens", "48", "--ablations", "naive", "--server-args=--vtoken-check"]
     assert main(["compare", "--model", model, *SMALL, *ARMS, *words, "--out", str(out)]) == 0
     runs = runs_of(out)
     assert set(runs) == {
