@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
-
-from vtoken_sglang.options import VTokenConfig
 
 from .options import AMOUNTS, NO_POLICY, WITHOUT_PRUNING, Options
 
@@ -111,24 +109,15 @@ def groups_of(options: Options) -> tuple[Group, ...]:
 
 
 def ablation_flags(ablation: str) -> list[str]:
-    """How a server with this ablation is started; the one place that knows the flags."""
+    """How a server with this ablation is started."""
     prunes = ablation not in WITHOUT_PRUNING
     # A server whose requests may be pruned, and none is that does not ask for it.
     words = ["--vtoken-policy", "streaming_llm", "--vtoken-keep", "1.0"]
     if not prunes:
         words = ["--vtoken-policy", NO_POLICY]
-    if not ablation:
+    if ablation in ("", "hook-only"):
         return words
-    if any(option.name == "ablation" for option in fields(VTokenConfig)):
-        return words if ablation == "hook-only" else [*words, "--vtoken-ablation", ablation]
-    old = {
-        "native": ["--vtoken-arm", "native"],
-        "naive": ["--vtoken-arm", "naive"],
-        "sync-copy": ["--vtoken-copy", "sync"],
-        "retract": ["--vtoken-shortage", "retract"],
-        "full-admission": ["--vtoken-admission", "full"],
-    }
-    return words + old.get(ablation, [])
+    return [*words, "--vtoken-ablation", ablation]
 
 
 def launcher(ablation: str) -> list[str]:

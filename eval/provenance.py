@@ -1,9 +1,8 @@
-"""Where a result comes from: versions, patch series, commit, machine, command."""
+"""Where a result comes from: versions, commit, machine, command."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import platform
@@ -31,13 +30,6 @@ def versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             found[label] = None
     return found
-
-
-def patch_series_hash() -> str | None:
-    """Hash of the patch series shipped with the package, None where there is none."""
-    with contextlib.suppress(ImportError, AttributeError):
-        return str(importlib.import_module("vtoken_sglang.patching").series_hash())
-    return None
 
 
 def git_commit() -> str | None:
@@ -163,10 +155,9 @@ def figures_head(module: str, words: Sequence[str], device: str = "cpu") -> dict
 
 
 def origin(device: str) -> dict[str, Any]:
-    """Everything above about this moment: versions, patch series, commit, machine."""
+    """Everything above about this moment: versions, commit, machine."""
     return {
         "versions": versions(),
-        "patch_series": patch_series_hash(),
         "commit": git_commit(),
         "machine": machine(device),
     }

@@ -15,7 +15,6 @@ step "model: SmolLM2-135M-Instruct, 270 MB" "30-45 s the first time" \
     "$BIN/python" -m vtoken_sglang_eval.models smollm2
 step "text: ShareGPT conversations, 125 MB" "5 s the first time" \
     "$BIN/python" -m vtoken_sglang_eval.models sharegpt
-step "apply our patches to the SGLang of this environment" "2 s" apply_patches
 step "cache bytecode of SGLang" "45 s the first time" cache_bytecode
 step "one server, three arms, the same chats and questions" "4-6 min" \
     "$BIN/vtoken-sglang" eval study demo "$@"

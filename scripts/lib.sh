@@ -68,15 +68,11 @@ install() {
     "$BIN/python" -m uv pip install --python "$BIN/python" "${flags[@]}" --editable ".[$1]"
 }
 
-apply_patches() {
-    "$BIN/vtoken-sglang" patch --apply
-}
-
 # Without cached bytecode every process of every server compiles SGLang anew (36-51 s instead of
-# 8-19 s), and uv leaves none behind where PYTHONDONTWRITEBYTECODE is set. Run after the patches.
+# 8-19 s), and uv leaves none behind where PYTHONDONTWRITEBYTECODE is set.
 cache_bytecode() {
     local stamp="${BIN%/bin}/.vtoken-bytecode" state
-    state="$({ "$BIN/python" -m uv pip freeze --python "$BIN/python" 2>/dev/null; cat patches/*; } | sha256sum)"
+    state="$("$BIN/python" -m uv pip freeze --python "$BIN/python" 2>/dev/null | sha256sum)"
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$state" ]; then
         echo "    in place"
         return

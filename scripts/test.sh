@@ -11,7 +11,6 @@ step "Python environment" "5 s" use_environment
 step "install SGLang and this package, 9.5 GB" "1 min the first time, then seconds" install dev
 step "model for the tests: SmolLM2-135M-Instruct, 270 MB" "30-45 s the first time" \
     "$BIN/python" -m vtoken_sglang_eval.models smollm2
-step "apply our patches to the SGLang of this environment" "2 s" apply_patches
 step "cache bytecode of SGLang" "45 s the first time" cache_bytecode
 step "ruff" "1 s" "$BIN/ruff" check .
 step "ruff format" "1 s" "$BIN/ruff" format --check .

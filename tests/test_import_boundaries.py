@@ -22,9 +22,10 @@ LAYERS = {
     "vtoken_sglang.errors": (),
     "vtoken_sglang.kernels": (),
     "vtoken_sglang.core": ("vtoken_sglang.kernels",),
-    "vtoken_sglang.policy": ("vtoken_sglang.options", "vtoken_sglang.option_specs"),
-    "vtoken_sglang.option_specs": ("vtoken_sglang.policy.names",),
-    "vtoken_sglang.options": ("vtoken_sglang.option_specs", "vtoken_sglang.policy.names"),
+    "vtoken_sglang.policy": ("vtoken_sglang.options", "vtoken_sglang.option_values"),
+    "vtoken_sglang.option_values": (),
+    "vtoken_sglang.options": ("vtoken_sglang.option_values",),
+    "vtoken_sglang.option_flags": ("vtoken_sglang.options",),
 }
 
 
@@ -58,9 +59,8 @@ def test_nothing_outside_engine_loads_sglang() -> None:
     for needed in (
         "options",
         "cli",
-        "patching",
         "core.types",
-        "kernels.pack_slots",
+        "kernels.pack_live",
         "policy.registry",
     ):
         assert f"vtoken_sglang.{needed}" in names
@@ -81,7 +81,6 @@ def test_only_engine_names_sglang_in_an_import() -> None:
     files = {name: path for name, path in PRODUCT.items() if not in_package(name, ENGINE)}
     for folder, package in (
         ("eval", "vtoken_sglang_eval"),
-        ("patches", "vtoken_sglang_patches"),
         ("scripts", "scripts"),
     ):
         files |= modules_of(ROOT / folder, package)
@@ -104,6 +103,41 @@ def test_only_the_command_line_reaches_into_engine_and_only_lazily() -> None:
         and not (name == "vtoken_sglang.cli" and entry.lazy)
     ]
     assert found == []
+
+
+# Folders of the engine and which of its folders each may import; modules beside them are open to
+# all but import none of them (`serve` starts the server and is imported by the command line only).
+ROOMS: dict[str, tuple[str, ...]] = {
+    "observe": (),
+    "sharing": (),
+    "admission": (),
+    "compat": (),
+    "attention": ("observe",),
+    "plugin": ("attention", "compat"),
+    "runtime": ("attention", "observe", "sharing", "admission", "plugin", "compat"),
+    "hooks": ("runtime", "plugin"),
+}
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_rooms_of_the_engine_import_along_the_data_flow(room: str) -> None:
+    edges = dependencies(PRODUCT)
+    allowed = (room, *ROOMS[room])
+    members = [name for name in PRODUCT if in_package(name, f"{ENGINE}.{room}")]
+    assert members
+    found = [
+        f"{name} -> {other}"
+        for name in members
+        for other in sorted(edges[name])
+        if other.startswith(f"{ENGINE}.")
+        and (other.split(".")[2] in ROOMS and other.split(".")[2] not in allowed)
+    ]
+    assert found == []
+
+
+def test_every_folder_of_the_engine_is_a_room() -> None:
+    folders = {path.name for path in (ROOT / "vtoken_sglang/engine").iterdir() if path.is_dir()}
+    assert folders - {"__pycache__"} == set(ROOMS)
 
 
 @pytest.mark.parametrize("layer", sorted(LAYERS))
@@ -131,7 +165,7 @@ def test_the_evaluation_has_no_cycle_when_it_loads() -> None:
 
 
 def test_no_file_is_too_long() -> None:
-    folders = ("vtoken_sglang", "eval", "patches", "scripts", "tests")
+    folders = ("vtoken_sglang", "eval", "scripts", "tests")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     sizes = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
     assert len(sizes) > 20

@@ -12,16 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.bad_options import BAD_VALUES, refused
+from vtoken_sglang.errors import shown
+from vtoken_sglang.option_flags import add_flags, from_namespace, split_arguments
+from vtoken_sglang.option_values import Switch
 from vtoken_sglang.options import (
     ENVIRONMENT_VARIABLE,
-    REQUEST_FIELDS,
+    OPTIONS,
     RequestOptions,
     VTokenConfig,
-    add_flags,
-    flag_specs,
     from_environment,
-    from_namespace,
-    split_arguments,
     to_environment,
 )
 
@@ -37,10 +36,12 @@ def parse(line: str) -> VTokenConfig | None:
 # --- fields and cross rules ---------------------------------------------------------------------
 
 
-def test_flags_and_fields_are_the_same_set() -> None:
-    assert [spec.name for spec in flag_specs()] == [field.name for field in fields(VTokenConfig)]
-    assert {field.name for field in fields(RequestOptions)} == set(REQUEST_FIELDS)
-    assert all(spec.help for spec in flag_specs())
+def test_an_option_is_a_field_and_a_request_has_those_it_may_override() -> None:
+    assert list(OPTIONS) == [field.name for field in fields(VTokenConfig)]
+    overridable = {name for name, option in OPTIONS.items() if option.per_request}
+    assert overridable == {field.name for field in fields(RequestOptions)}
+    assert {"policy", "keep", "recent", "policy_args"} <= overridable
+    assert not overridable & {"check", "trace", "ablation", "observe_layers"}
 
 
 def test_the_object_is_frozen() -> None:
@@ -52,26 +53,42 @@ def test_the_object_is_frozen() -> None:
     ("values", "arm"),
     [
         ({}, "hook-only"),
-        ({"arm": "native"}, "native"),
+        ({"ablation": "native"}, "native"),
         ({"policy": "random", "keep": 0.5}, "reclaim"),
-        ({"policy": "random", "keep": 0.5, "arm": "naive"}, "naive"),
+        ({"policy": "random", "keep": 0.5, "ablation": "naive"}, "naive"),
     ],
 )
-def test_arm_follows_the_policy(values: dict[str, Any], arm: str) -> None:
+def test_arm_follows_from_policy_and_ablation(values: dict[str, Any], arm: str) -> None:
     config = VTokenConfig(**values)
     assert config.arm == arm
     assert config.prunes is (arm in ("naive", "reclaim"))
     assert config.reclaims is (arm == "reclaim")
 
 
+@pytest.mark.parametrize(
+    ("ablation", "parts"),
+    [
+        ("", ("async", "relieve", "expected")),
+        ("sync-copy", ("sync", "relieve", "expected")),
+        ("retract", ("async", "retract", "expected")),
+        ("full-admission,retract", ("async", "retract", "full")),
+    ],
+)
+def test_an_ablation_switches_parts_off(ablation: str, parts: tuple[str, ...]) -> None:
+    config = VTokenConfig(policy="random", keep=0.5, ablation=ablation)
+    assert (config.copy, config.shortage, config.admission) == parts
+    assert config.reclaims
+
+
 SERVER_ONLY_BAD_VALUES: list[tuple[str, object, str]] = [
-    ("copy", "later", "one of async, sync"),
     ("repack_threshold", -0.1, "at least 0"),
     ("repack_threshold", 1.5, "at most 1"),
     ("repack_threshold", math.nan, "at least 0"),
     ("check", 1, "type bool"),
-    ("arm", "stock", "one of native, hook-only, naive, reclaim"),
-    ("arm", None, "type str"),
+    ("ablation", "stock", "of native, naive, sync-copy"),
+    ("ablation", "retract,retract", "each once"),
+    ("ablation", "retract,", "each once"),
+    ("ablation", None, "type str"),
 ]
 
 
@@ -82,7 +99,7 @@ def test_a_bad_value_names_flag_rule_and_value(name: str, value: object, rule: s
     assert error.field == "--vtoken-" + name.replace("_", "-")
     assert rule in error.rule
     assert error.value is value or error.value == value
-    assert str(error) == f"{error.field}: {error.rule}, got {value!r}"
+    assert str(error) == f"{error.field}: {error.rule}, got {shown(value)}"
 
 
 @pytest.mark.parametrize(
@@ -92,10 +109,9 @@ def test_a_bad_value_names_flag_rule_and_value(name: str, value: object, rule: s
         ({"policy": "random", "budget": 9, "keep": 0.5}, "keep", "not both"),
         ({"budget": 9}, "budget", "other than none"),
         ({"keep": 0.5}, "keep", "other than none"),
-        ({"arm": "naive"}, "arm", "needs a --vtoken-policy"),
-        ({"arm": "reclaim"}, "arm", "needs a --vtoken-policy"),
-        ({"policy": "random", "keep": 0.5, "arm": "native"}, "arm", "--vtoken-policy none"),
-        ({"policy": "random", "keep": 0.5, "arm": "hook-only"}, "arm", "--vtoken-policy none"),
+        ({"policy_args": {"window": 3}}, "policy-args", "other than none"),
+        ({"ablation": "naive"}, "ablation", "needs a --vtoken-policy"),
+        ({"policy": "h2o", "keep": 0.5, "ablation": "native"}, "ablation", "--vtoken-policy none"),
     ],
 )
 def test_contradictions_are_refused(values: dict[str, Any], field: str, rule: str) -> None:
@@ -113,6 +129,14 @@ def test_a_budget_must_leave_room_for_sinks_recent_tokens_and_a_page() -> None:
     assert error.value == 52
     VTokenConfig(policy="random", keep=0.01).validate_for_page_size(64)
     assert "at least 1" in refused(config.validate_for_page_size, 0).rule
+    half = VTokenConfig(policy="random", budget=52, sink=4, recent=0.5)  # 26 tokens
+    half.validate_for_page_size(22)
+    assert "= 53" in refused(half.validate_for_page_size, 23).rule
+
+
+def test_a_share_of_recent_tokens_is_of_the_tokens_kept() -> None:
+    assert [VTokenConfig(recent=0.29).recent_of(kept) for kept in (0, 3, 100)] == [0, 0, 29]
+    assert VTokenConfig(recent=8).recent_of(100) == 8
 
 
 # --- command line -------------------------------------------------------------------------------
@@ -120,14 +144,15 @@ def test_a_budget_must_leave_room_for_sinks_recent_tokens_and_a_page() -> None:
 
 def test_every_flag_is_read() -> None:
     config = parse(
-        "--vtoken-policy random --vtoken-arm naive --vtoken-keep 0.3 --vtoken-sink 1 "
-        "--vtoken-recent 2 --vtoken-interval 3 --vtoken-seed 5 --vtoken-shared skip "
-        "--vtoken-publish never --vtoken-copy sync --vtoken-repack-threshold 0 --vtoken-check "
-        "--vtoken-page-mode dense"
+        "--vtoken-policy random --vtoken-ablation naive,sync-copy --vtoken-keep 0.3 "
+        "--vtoken-sink 1 --vtoken-recent 2 --vtoken-interval 3 --vtoken-seed 5 "
+        "--vtoken-shared skip --vtoken-publish never --vtoken-repack-threshold 0 --vtoken-check "
+        '--vtoken-policy-args {"b":1.5,"a":"x"}'
     )
     assert config == VTokenConfig(
         policy="random",
-        arm="naive",
+        policy_args={"a": "x", "b": 1.5},  # type: ignore[arg-type]
+        ablation="naive,sync-copy",
         keep=0.3,
         sink=1,
         recent=2,
@@ -135,13 +160,11 @@ def test_every_flag_is_read() -> None:
         seed=5,
         shared="skip",
         publish="never",
-        copy="sync",
         repack_threshold=0.0,
-        page_mode="dense",
         check=True,
     )
-    assert parse("--vtoken-policy random --vtoken-budget 77") == VTokenConfig(
-        policy="random", budget=77
+    assert parse("--vtoken-policy random --vtoken-budget 77 --vtoken-recent 0.5") == VTokenConfig(
+        policy="random", budget=77, recent=0.5
     )
 
 
@@ -150,11 +173,10 @@ def test_without_the_policy_flag_the_product_is_off() -> None:
     assert parse("--vtoken-policy none") == VTokenConfig()
 
 
-@pytest.mark.parametrize("name", [spec.name for spec in flag_specs() if spec.name != "policy"])
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "policy"])
 def test_any_other_flag_alone_is_an_error(name: str) -> None:
-    words = {"arm": "native", "shared": "mask", "publish": "never", "copy": "sync"}
+    words = {"ablation": "native", "shared": "mask", "publish": "never", "policy_args": "{}"}
     words |= {"reuse_prefix_scores": "on", "observe_layers": "last"}
-    words |= {"admission": "full", "shortage": "retract", "page_mode": "dense"}
     text = words.get(name, "1")
     flag = "--vtoken-" + name.replace("_", "-")
     error = refused(parse, flag if name == "check" else f"{flag} {text}")
@@ -168,8 +190,10 @@ def test_any_other_flag_alone_is_an_error(name: str) -> None:
         ("--vtoken-policy random --vtoken-keep half", "--vtoken-keep", "type float"),
         ("--vtoken-policy random --vtoken-budget 1e3", "--vtoken-budget", "type int"),
         ("--vtoken-policy random --vtoken-keep nan", "--vtoken-keep", "above 0"),
-        ("--vtoken-policy none --vtoken-arm stock", "--vtoken-arm", "one of native"),
-        ("--vtoken-policy h3o --vtoken-keep 1", "--vtoken-policy", "installed policy"),
+        ("--vtoken-policy none --vtoken-ablation x", "--vtoken-ablation", "of native, naive"),
+        ("--vtoken-policy h2o --vtoken-keep 1 --vtoken-recent 1.5", "--vtoken-recent", "share"),
+        ("--vtoken-policy h2o --vtoken-keep 1 --vtoken-recent x", "--vtoken-recent", "type int"),
+        ("--vtoken-policy h2o --vtoken-policy-args {", "--vtoken-policy-args", "JSON object"),
         ("--vtoken-policy none --vtoken-observe-layers 4", "--vtoken-observe-layers", "every:K"),
         ("--vtoken-policy none --vtoken-observe-layers every:0", "--vtoken-observe-layers", "K"),
         ("--vtoken-policy none --vtoken-observe-every 0", "--vtoken-observe-every", "at least 1"),
@@ -212,13 +236,19 @@ def test_help_names_every_default() -> None:
     parser = argparse.ArgumentParser()
     add_flags(parser)
     text = " ".join(parser.format_help().split())
-    for spec in flag_specs():
-        assert spec.flag in text
-        if spec.default not in (None, "", False):
-            assert f"(default: {spec.default})" in text
+    for option in OPTIONS.values():
+        assert (option.flag in text) == option.listed
+        if option.listed and option.default not in (None, "", False):
+            assert f"(default: {option.default})" in text
+    assert not OPTIONS["ablation"].listed
 
 
 # --- JSON and the environment -------------------------------------------------------------------
+
+
+def scalars() -> st.SearchStrategy[object]:
+    numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    return numbers | st.booleans() | st.none() | st.text()
 
 
 def configs() -> st.SearchStrategy[VTokenConfig]:
@@ -229,7 +259,11 @@ def configs() -> st.SearchStrategy[VTokenConfig]:
     common = st.fixed_dictionaries(
         {
             "policy": st.sampled_from(["random", "streaming_llm"]),
-            "arm": st.sampled_from(["naive", "reclaim"]),
+            "policy_args": st.dictionaries(st.text(), scalars(), max_size=3),
+            "recent": st.one_of(
+                st.integers(0, 2**31 - 1), st.floats(0, 1, exclude_min=True, exclude_max=True)
+            ),
+            "ablation": st.sampled_from(["", "naive", "retract,sync-copy"]),
             "seed": st.integers(0, 2**63 - 1),
             "repack_threshold": st.floats(0.0, 1.0),
             "check": st.booleans(),
@@ -243,12 +277,12 @@ def configs() -> st.SearchStrategy[VTokenConfig]:
 def test_json_and_flags_lose_nothing(config: VTokenConfig) -> None:
     assert VTokenConfig.from_json(config.to_json()) == config
     arguments: list[str] = []
-    for spec in flag_specs():
-        value = getattr(config, spec.name)
-        if spec.kind is bool:
-            arguments += [spec.flag] if value else []
+    for name, option in OPTIONS.items():
+        value = getattr(config, name)
+        if isinstance(option.kind, Switch):
+            arguments += [option.flag] if value else []
         elif value is not None:
-            arguments.append(f"{spec.flag}={value}")
+            arguments.append(f"{option.flag}={value}")
     assert split_arguments(arguments) == (config, [])
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from vtoken_sglang.cli import COMMANDS
-from vtoken_sglang.option_specs import ARMS, SPECS, FlagSpec
+from vtoken_sglang.option_values import Option
+from vtoken_sglang.options import ABLATIONS, ARMS, OPTIONS
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
 FLAG_ROWS = dict(
@@ -17,25 +18,29 @@ FLAG_ROWS = dict(
 
 
 def test_flags() -> None:
-    assert set(FLAG_ROWS) == {spec.flag for spec in SPECS.values()}
-    assert set(re.findall(r"--vtoken-[a-z-]+", README)) <= set(FLAG_ROWS)
+    assert set(FLAG_ROWS) == {option.flag for option in OPTIONS.values() if option.listed}
+    known = {option.flag for option in OPTIONS.values()}
+    assert set(re.findall(r"--vtoken-[a-z-]+", README)) == known
 
 
-@pytest.mark.parametrize("spec", SPECS.values(), ids=lambda spec: spec.name)
-def test_default(spec: FlagSpec) -> None:
-    if spec.name == "policy" or spec.default is None:
+@pytest.mark.parametrize(
+    "option", [option for option in OPTIONS.values() if option.listed], ids=lambda one: one.name
+)
+def test_default(option: Option) -> None:
+    if option.name == "policy" or option.default is None:
         default = ""
-    elif spec.default is False:
+    elif option.default is False:
         default = "off"
     else:
-        default = str(spec.default) or "derived"
-    assert FLAG_ROWS[spec.flag].strip("`") == default
+        default = str(option.default)
+    assert FLAG_ROWS[option.flag].strip("`") == default
 
 
 def test_choices() -> None:
-    for spec in SPECS.values():
-        missing = [choice for choice in spec.choices if f"`{choice}`" not in README]
-        assert missing == [], spec.flag
+    for option in OPTIONS.values():
+        missing = [choice for choice in option.kind.choices if f"`{choice}`" not in README]
+        assert missing == [], option.flag
+    assert set(ABLATIONS) == set(OPTIONS["ablation"].kind.choices)
 
 
 def test_request_options() -> None:
@@ -43,7 +48,7 @@ def test_request_options() -> None:
         r"^((?:`[a-z_]+`(?:,| and)\s)+`[a-z_]+`) may be set per request", README, re.MULTILINE
     )
     said = set(re.findall(r"`([a-z_]+)`", sentence))
-    assert said == {name for name, spec in SPECS.items() if spec.per_request}
+    assert said == {name for name, option in OPTIONS.items() if option.per_request}
 
 
 def test_commands_and_arms() -> None:

@@ -1,4 +1,4 @@
-"""`vtoken-sglang` command line: serve, check, patch, policies, model, eval.
+"""`vtoken-sglang` command line: serve, check, policies, model, eval.
 
 Each sub-command imports what it needs when it runs; in particular nothing here imports SGLang
 until `serve` or `check` is asked for.
@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from vtoken_sglang import SUPPORTED_SGLANG_VERSION, __version__
-from vtoken_sglang.errors import VTokenError
+from vtoken_sglang.errors import VTokenError, shown
+
+EVAL_EXTRA = ("accelerate", "aiohttp", "datasets", "jinja2", "matplotlib", "tqdm")
+"""Modules of the extra `eval`, which a plain installation may lack."""
 
 
 def _serve(argv: Sequence[str]) -> int:
@@ -21,17 +25,10 @@ def _serve(argv: Sequence[str]) -> int:
 
 
 def _check(argv: Sequence[str]) -> int:
-    """verify that patches, hooks and versions fit this installation; start nothing"""
+    """verify that version, files and hooks fit this installation; start nothing"""
     from vtoken_sglang.engine.serve import check
 
     return check(list(argv))
-
-
-def _patch(argv: Sequence[str]) -> int:
-    """--check | --apply | --reverse the patch series on the installed SGLang"""
-    from vtoken_sglang.patching import main as patch_main
-
-    return int(patch_main(list(argv)) or 0)
 
 
 def _policies(_argv: Sequence[str]) -> int:
@@ -44,22 +41,28 @@ def _policies(_argv: Sequence[str]) -> int:
 
 def _model(argv: Sequence[str]) -> int:
     """fetch and convert the small default model; print its folder"""
-    from vtoken_sglang_eval.models import main as model_main
-
-    return int(model_main(list(argv)) or 0)
+    return _of_the_extra("models", argv)
 
 
 def _eval(argv: Sequence[str]) -> int:
     """run the evaluation against real served engines; render reports"""
-    from vtoken_sglang_eval.main import main as eval_main
+    return _of_the_extra("main", argv)
 
-    return int(eval_main(list(argv)) or 0)
+
+def _of_the_extra(module: str, argv: Sequence[str]) -> int:
+    try:
+        return int(import_module(f"vtoken_sglang_eval.{module}").main(list(argv)) or 0)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in EVAL_EXTRA:
+            raise
+        need = f"needs the eval extra: pip install 'vtoken-sglang[eval]' ({error})"
+        print(f"vtoken-sglang: {need}", file=sys.stderr)
+        return 2
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": _serve,
     "check": _check,
-    "patch": _patch,
     "policies": _policies,
     "model": _model,
     "eval": _eval,
@@ -86,7 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = COMMANDS.get(arguments[0])
     if command is None:
         known = ", ".join(COMMANDS)
-        print(f"vtoken-sglang: unknown command {arguments[0]!r}; one of {known}", file=sys.stderr)
+        name = shown(arguments[0])
+        print(f"vtoken-sglang: unknown command {name}; one of {known}", file=sys.stderr)
         return 2
     try:
         return command(arguments[1:])

@@ -23,12 +23,9 @@ from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from vtoken_sglang.kernels import (
-    triton_apply_moves,
-    triton_attention_mass,
-    triton_copy_slots,
-    triton_pack_live,
-)
+from vtoken_sglang.kernels.attention_mass import triton as attention_mass
+from vtoken_sglang.kernels.copy_slots import triton as copy_slots
+from vtoken_sglang.kernels.pack_live import triton as pack_live
 
 ARCHITECTURES = (80, 90, 100)
 _ALIGNED = ("tt.divisibility", 16)
@@ -79,11 +76,11 @@ def variants() -> list[Variant]:
     """The kernels in the configurations that a server runs: fp16, bf16, f32 and fp8 pools."""
     chosen = []
     for row_bytes in (128, 256, 2048, 4096):
-        shape = triton_copy_slots.launch_shape(row_bytes, 256)
+        shape = copy_slots.launch_shape(row_bytes, 256)
         chosen.append(
             Variant(
                 label=f"copy_slots row={row_bytes}B",
-                kernel=triton_copy_slots.copy_slots_kernel,
+                kernel=copy_slots.copy_slots_kernel,
                 signature={
                     "addresses": "*i64",
                     "src_slots": "*i64",
@@ -91,39 +88,22 @@ def variants() -> list[Variant]:
                     "n": "i32",
                 },
                 constants=shape.constants(),
-                num_warps=triton_copy_slots.NUM_WARPS,
+                num_warps=copy_slots.NUM_WARPS,
             )
         )
-    chosen += _pack_variants()
-    chosen.append(
-        Variant(
-            label="apply_moves",
-            kernel=triton_apply_moves.apply_moves_kernel,
-            signature={
-                "rows": "*i32",
-                "row_stride": "i32",
-                "row_ids": "*i64",
-                "positions": "*i64",
-                "slots": "*i64",
-                "n": "i32",
-            },
-            constants={"BLOCK": triton_apply_moves.BLOCK},
-            num_warps=triton_apply_moves.NUM_WARPS,
-        )
-    )
-    return chosen + _mass_variants()
+    return chosen + _pack_variants() + _mass_variants()
 
 
 def _pack_variants() -> list[Variant]:
     common = {"rows": "*i32", "row_stride": "i32", "row_ids": "*i64", "spans": "*i64"}
-    block = triton_pack_live.BLOCK
+    block = pack_live.BLOCK
     chosen = [
         Variant(
             label="count_live",
-            kernel=triton_pack_live.count_live_kernel,
+            kernel=pack_live.count_live_kernel,
             signature={**common, "counts": "*i32"},
             constants={"BLOCK": block},
-            num_warps=triton_pack_live.NUM_WARPS,
+            num_warps=pack_live.NUM_WARPS,
         )
     ]
     for slots in ("*i32", "*i64"):
@@ -131,7 +111,7 @@ def _pack_variants() -> list[Variant]:
             chosen.append(
                 Variant(
                     label=f"pack_live slots={slots} blocks={num_blocks}",
-                    kernel=triton_pack_live.pack_live_kernel,
+                    kernel=pack_live.pack_live_kernel,
                     signature={
                         **common,
                         "indptr": "*i32",
@@ -147,7 +127,7 @@ def _pack_variants() -> list[Variant]:
                         "NUM_BLOCKS_POW2": num_blocks,
                         "BLOCK": block,
                     },
-                    num_warps=triton_pack_live.NUM_WARPS,
+                    num_warps=pack_live.NUM_WARPS,
                 )
             )
     return chosen
@@ -166,7 +146,7 @@ def _mass_variants() -> list[Variant]:
             chosen.append(
                 Variant(
                     label=f"attention_mass q={q_type} k={k_type} heads={kv_heads}x{group}x{dim}",
-                    kernel=triton_attention_mass.attention_mass_kernel,
+                    kernel=attention_mass.attention_mass_kernel,
                     signature={
                         "q": q_type,
                         "k_buffer": k_type,
@@ -184,10 +164,10 @@ def _mass_variants() -> list[Variant]:
                         "scores_row_stride": "i32",
                     },
                     constants={
-                        **triton_attention_mass.constants(kv_heads, group, dim),
+                        **attention_mass.constants(kv_heads, group, dim),
                         "HAS_BELOW_UNIFORM": True,
                     },
-                    num_warps=triton_attention_mass.num_warps(1 if "fp8" in k_type else 2),
+                    num_warps=attention_mass.num_warps(1 if "fp8" in k_type else 2),
                     lowest=lowest,
                 )
             )

@@ -27,8 +27,8 @@ from vtoken_sglang_eval.results import figure
 
 from vtoken_sglang.core.copy_engine import SyncCopyEngine
 from vtoken_sglang.core.reclaimer import Reclaimer
-from vtoken_sglang.core.settings import ReclaimSettings
-from vtoken_sglang.core.types import Generation, Int64Array, Row, page_count
+from vtoken_sglang.core.rows import RequestRows
+from vtoken_sglang.core.types import Generation, Int64Array, ReclaimSettings, Row, page_count
 from vtoken_sglang.kernels.copy_slots import copy_slots
 
 REQUESTS = (8, 64, 256)
@@ -81,7 +81,7 @@ class Requests:
         self.table = torch.zeros(count + 1, width, dtype=torch.int32)
         self._host = self.table.numpy()
         self.reclaimer = Reclaimer(
-            rows=self.table,
+            rows=RequestRows(self.table),
             buffers=[torch.zeros(1, 1, 1)],
             pool=self.pool,
             copier=SyncCopyEngine(lambda buffers, src, dst: None),

@@ -1,6 +1,6 @@
 """FlashInfer with real plans over compacted rows, against plain attention in float64.
 
-    decode        CUDA-core and tensor-core kernels, slot lists and page lists
+    decode        CUDA-core and tensor-core kernels
     extend        ragged own tokens + paged live prefix merged by lse; paged only
     graph         decode captured once, replayed across a commit of every live token
 
@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from vtoken_sglang.engine.attention.page_mode import to_pages
 from vtoken_sglang.kernels.pack_live import pack_live
 
 from .graphs import Captured
@@ -111,7 +110,7 @@ def plain_attention(
 def decode_errors(
     library: Any, pruned: Pruned, generator: torch.Generator
 ) -> Iterator[tuple[str, float]]:
-    """(what, greatest error) of decode with both kernels, slot lists."""
+    """(what, greatest error) of decode with both kernels."""
     sizes = pruned.sizes
     indptr, slots = pruned.lists()
     lanes = len(indptr) - 1
@@ -125,26 +124,6 @@ def decode_errors(
         out = wrapper.forward(q, (pruned.k, pruned.v), sm_scale=sizes.dim**-0.5)
         kernel = "tensor cores" if tensor_cores else "CUDA cores"
         yield f"decode, {kernel}", greatest(out, wanted)
-
-
-def page_errors(
-    library: Any, pruned: Pruned, generator: torch.Generator
-) -> Iterator[tuple[str, float]]:
-    """(what, greatest error) of decode over dense pages, planned as pages."""
-    sizes = pruned.sizes
-    dense = repacked(pruned)
-    indptr, slots = dense.lists()
-    q = pruned.random(len(indptr) - 1, sizes.q_heads, generator)
-    wanted = decode_wanted(dense, q, indptr, slots)
-    wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
-        workspace(pruned.k.device), "NHD", backend="fa2", use_tensor_cores=True
-    )
-    pages = to_pages(indptr, slots, sizes.page_size)
-    types = {"q_data_type": sizes.dtype, "data_type": sizes.dtype}
-    wrapper.begin_forward(*pages, *sizes.heads, sizes.page_size, **types)
-    shown = tuple(part.view(-1, sizes.page_size, *part.shape[1:]) for part in (dense.k, dense.v))
-    out = wrapper.forward(q, shown, sm_scale=sizes.dim**-0.5)
-    yield "decode, page lists", greatest(out, wanted)
 
 
 def extend_errors(
@@ -250,7 +229,6 @@ def graph_commit_mismatches(
 def move_everything(pruned: Pruned, generator: torch.Generator) -> None:
     """Copy every live token to a slot behind the rows' own, commit the rows, spoil the old
     slots."""
-    from vtoken_sglang.kernels.apply_moves import apply_moves
     from vtoken_sglang.kernels.copy_slots import copy_slots
 
     table, device = pruned.rows.table, pruned.k.device
@@ -259,7 +237,7 @@ def move_everything(pruned: Pruned, generator: torch.Generator) -> None:
     order = torch.randperm(len(old), device=device, generator=generator)
     new = pruned.rows.num_slots + order
     copy_slots([pruned.k, pruned.v], old, new)
-    apply_moves(table, row_ids, positions, new)
+    table[row_ids, positions] = new.to(torch.int32)
     pruned.k[old], pruned.v[old] = torch.nan, torch.nan
 
 

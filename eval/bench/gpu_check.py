@@ -110,7 +110,6 @@ def _flashinfer(check: Check, sizes: flashinfer_checks.Sizes) -> None:
     label = f"{sizes.q_heads}x{sizes.kv_heads}x{sizes.dim} {sizes.dtype}"
     for part in (
         flashinfer_checks.decode_errors,
-        flashinfer_checks.page_errors,
         flashinfer_checks.extend_errors,
     ):
         pruned = flashinfer_checks.make_pruned(sizes, check.device, generator)
@@ -162,7 +161,7 @@ def pack_times(check: Check) -> None:
 
 
 def attention_times(check: Check) -> None:
-    """Decode attention over scattered, repacked and paged slots."""
+    """Decode attention over scattered and repacked slots."""
     from .kernel_times import attention_figures
 
     check.figures.update(attention_figures(check.library, check.device, check.repeats, check.seed))

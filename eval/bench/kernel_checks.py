@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from vtoken_sglang.kernels.apply_moves_ref import apply_moves_ref
-from vtoken_sglang.kernels.attention_mass_ref import attention_mass_ref, rows_of
-from vtoken_sglang.kernels.copy_slots_ref import copy_slots_ref
-from vtoken_sglang.kernels.pack_live_ref import pack_live_ref
+from vtoken_sglang.kernels.attention_mass.reference import attention_mass_reference, rows_of
+from vtoken_sglang.kernels.copy_slots.reference import copy_slots_reference
+from vtoken_sglang.kernels.pack_live.reference import pack_live_reference
 
 from .rows import Rows, random_rows
 
@@ -47,7 +46,7 @@ def check_kernels(device: torch.device, seed: int, *, small: bool) -> list[Case]
     """Compare all kernels. `small`: sizes for the interpreter."""
     generator = torch.Generator(device).manual_seed(seed)
     cases: list[Case] = []
-    for check in (check_copy_slots, check_pack_live, check_apply_moves, check_attention_mass):
+    for check in (check_copy_slots, check_pack_live, check_attention_mass):
         cases += check(device, generator, small)
     return cases
 
@@ -58,7 +57,7 @@ def _wrong(got: torch.Tensor, wanted: torch.Tensor) -> float:
 
 def check_copy_slots(device: torch.device, generator: torch.Generator, small: bool) -> list[Case]:
     """Bytes of K and V of several layers, per dtype and row size."""
-    from vtoken_sglang.kernels.triton_copy_slots import copy_slots_triton
+    from vtoken_sglang.kernels.copy_slots.triton import copy_slots_triton
 
     slots, moved, layers = (200, 37, 2) if small else (20_000, 3_001, 8)
     cases = []
@@ -80,7 +79,7 @@ def check_copy_slots(device: torch.device, generator: torch.Generator, small: bo
             wanted = [buffer.view(torch.uint8).clone() for buffer in buffers]
             order = torch.randperm(slots, device=device, generator=generator)
             src, dst = order[:moved].clone(), order[moved : 2 * moved].clone()
-            copy_slots_ref(wanted, src, dst)
+            copy_slots_reference(wanted, src, dst)
             copy_slots_triton(buffers, src, dst)
             error = sum(
                 _wrong(buffer.view(torch.uint8), expected)
@@ -93,7 +92,7 @@ def check_copy_slots(device: torch.device, generator: torch.Generator, small: bo
 
 def check_pack_live(device: torch.device, generator: torch.Generator, small: bool) -> list[Case]:
     """Slots, positions and lengths, short rows and long ones, padding, prefixes."""
-    from vtoken_sglang.kernels.triton_pack_live import pack_live_triton
+    from vtoken_sglang.kernels.pack_live.triton import pack_live_triton
 
     longest = 3_000 if small else 100_000
     cases = []
@@ -109,33 +108,11 @@ def check_pack_live(device: torch.device, generator: torch.Generator, small: boo
                 )
                 for _ in range(2)
             )
-            for form, out in ((pack_live_triton, got), (pack_live_ref, wanted)):
-                form(rows.table, rows.row_ids, rows.spans, rows.indptr, *out, max_span=span)
+            for pack, out in ((pack_live_triton, got), (pack_live_reference, wanted)):
+                pack(rows.table, rows.row_ids, rows.spans, rows.indptr, *out, max_span=span)
             error = sum(_wrong(mine, other) for mine, other in zip(got, wanted, strict=True))
             what = f"{lanes} lanes of {span}, keep {keep}, {dtype}"
             cases.append(Case(kernel="pack_live", what=what, error=error))
-    return cases
-
-
-def check_apply_moves(device: torch.device, generator: torch.Generator, small: bool) -> list[Case]:
-    """Row entries, padding included."""
-    from vtoken_sglang.kernels.triton_apply_moves import apply_moves_triton
-
-    num_rows, width = (20, 300) if small else (300, 9_000)
-    cases = []
-    for n in (1, 511, 1_500 if small else 200_000):
-        shape = (num_rows, width)
-        table = torch.randint(
-            0, 9_999, shape, dtype=torch.int32, device=device, generator=generator
-        )
-        where = torch.randperm((num_rows - 1) * width, device=device, generator=generator)[:n]
-        row_ids, positions = where // width + 1, where % width
-        row_ids[n // 2 : n // 2 + 1] = 0
-        slots = torch.randint(0, 9_999, (n,), device=device, generator=generator)
-        wanted = table.clone()
-        apply_moves_ref(wanted, row_ids, positions, slots)
-        apply_moves_triton(table, row_ids, positions, slots)
-        cases.append(Case(kernel="apply_moves", what=f"{n} moves", error=_wrong(table, wanted)))
     return cases
 
 
@@ -144,7 +121,7 @@ def check_attention_mass(
 ) -> list[Case]:
     """Scores against a float64 reference, per key dtype and head layout; decode and several
     queries."""
-    from vtoken_sglang.kernels.triton_attention_mass import attention_mass_triton
+    from vtoken_sglang.kernels.attention_mass.triton import attention_mass_triton
 
     longest = 200 if small else 6_000
     cases = []
@@ -197,7 +174,7 @@ def _mass_case(
     k_buffer = torch.randn(k_shape, device=device, generator=generator).to(k_dtype)
     slots, positions = (torch.zeros(total, dtype=torch.int32, device=device) for _ in range(2))
     span = int(rows.spans.max())
-    pack_live_ref(
+    pack_live_reference(
         rows.table, rows.row_ids, rows.spans, rows.indptr, slots, positions, max_span=span
     )
     assert lanes == len(counts)
@@ -217,7 +194,7 @@ def _mass_error(form: Callable[..., None], case: _Mass) -> float:
     rows = case.rows
     lse = _float64_lse(case)
     scores = []
-    for run, dtype in ((form, torch.float32), (attention_mass_ref, torch.float64)):
+    for run, dtype in ((form, torch.float32), (attention_mass_reference, torch.float64)):
         table = torch.zeros(rows.table.shape, dtype=dtype, device=case.q.device)
         run(
             case.q,

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from eval.results import spread
-from vtoken_sglang.engine.attention.page_mode import to_pages
-from vtoken_sglang.kernels.triton_copy_slots import copy_slots_triton
-from vtoken_sglang.kernels.triton_pack_live import pack_live_triton
+from vtoken_sglang.kernels.copy_slots.triton import copy_slots_triton
+from vtoken_sglang.kernels.pack_live.triton import pack_live_triton
 
 from .flashinfer_checks import Pruned, Sizes, make_pruned, plan_decode, repacked, workspace
 from .rows import random_rows
@@ -101,14 +100,13 @@ def pack_figures(
 def attention_figures(
     library: Any, device: torch.device, repeats: int, seed: int, *, sizes: Sizes = DECODED
 ) -> dict[str, Any]:
-    """Decode attention at 0.3 kept: scattered, repacked, and repacked with page lists."""
+    """Decode attention at 0.3 kept, scattered and repacked."""
     generator = torch.Generator(device).manual_seed(seed)
     pruned = make_pruned(sizes, device, generator)
     dense = repacked(pruned)
     q = pruned.random(sizes.lanes, sizes.q_heads, generator)
     scattered = times_ms(_slot_decode(library, pruned, q), repeats)
     packed = times_ms(_slot_decode(library, dense, q), repeats)
-    paged = times_ms(_page_decode(library, dense, q), repeats)
     del pruned, dense
     full = make_pruned(replace(sizes, keep=1.0), device, generator)
     unpruned = times_ms(_slot_decode(library, full, q), repeats)
@@ -116,9 +114,6 @@ def attention_figures(
     return {
         "decode_time_ratio_repacked_keep30": ratio_figure(
             packed, scattered, f"repacked / scattered slots, {what}"
-        ),
-        "decode_time_ratio_page_mode_keep30": ratio_figure(
-            paged, packed, f"page lists / slot lists over repacked slots, {what}"
         ),
         "decode_time_ratio_pruned_keep30": ratio_figure(
             scattered, unpruned, f"scattered slots / nothing evicted, {what}"
@@ -131,16 +126,6 @@ def _slot_decode(library: Any, pruned: Pruned, q: torch.Tensor) -> Any:
     plan_decode(wrapper, pruned, *pruned.lists())
     pool, scale = (pruned.k, pruned.v), pruned.sizes.dim**-0.5
     return lambda: wrapper.forward(q, pool, sm_scale=scale)
-
-
-def _page_decode(library: Any, pruned: Pruned, q: torch.Tensor) -> Any:
-    sizes = pruned.sizes
-    wrapper = _decode_wrapper(library, q.device)
-    pages = to_pages(*pruned.lists(), sizes.page_size)
-    types = {"q_data_type": sizes.dtype, "data_type": sizes.dtype}
-    wrapper.begin_forward(*pages, *sizes.heads, sizes.page_size, **types)
-    pool = tuple(part.view(-1, sizes.page_size, *part.shape[1:]) for part in (pruned.k, pruned.v))
-    return lambda: wrapper.forward(q, pool, sm_scale=sizes.dim**-0.5)
 
 
 def _decode_wrapper(library: Any, device: torch.device) -> Any:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from vtoken_sglang.options import RequestOptions, VTokenConfig
-from vtoken_sglang.policy.names import BUILT_IN, NO_POLICY
+from vtoken_sglang.options import NO_POLICY, RequestOptions, VTokenConfig
+from vtoken_sglang.policy.names import BUILT_IN
 
 KEEPS: Final = (0.75, 0.5, 0.25)
 SERVER: Final = VTokenConfig(policy="streaming_llm", keep=1.0, publish="never")

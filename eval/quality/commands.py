@@ -107,7 +107,7 @@ def write(
     document = {
         "topic": "policies",
         **provenance.figures_head(MODULE, words),
-        "settings": {**settings, "patch_series": provenance.patch_series_hash()},
+        "settings": dict(settings),
         "repeats": 1,
         "figures": figures,
     }

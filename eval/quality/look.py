@@ -18,7 +18,9 @@ from .reference import Lanes
 
 def observations(options: RequestOptions) -> tuple[Observation, ...]:
     """What the request's policy must see of attention: one thing or nothing."""
-    found = load_policy(options.policy).observation() if options.prunes else None
+    found = (
+        load_policy(options.policy, options.policy_args).observation() if options.prunes else None
+    )
     return () if found is None else (found,)
 
 
@@ -43,7 +45,7 @@ class Pruner:
                 self._look_at(lane, options, logical_len)
 
     def _look_at(self, lane: int, options: RequestOptions, logical_len: int) -> None:
-        policy = load_policy(options.policy)
+        policy = load_policy(options.policy, options.policy_args)
         live = self._lanes.alive[lane, :logical_len].nonzero()[:, 0]
         evicted = choose_evicted(
             policy,

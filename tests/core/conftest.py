@@ -9,11 +9,10 @@ import pytest
 from tests.helpers.fake_fence import ManualCopyEngine
 from tests.helpers.marked_rows import MarkedRows
 from vtoken_sglang.core.commit import Identity
-from vtoken_sglang.core.plan import StepReport
 from vtoken_sglang.core.reclaimer import Reclaimer
-from vtoken_sglang.core.settings import ReclaimSettings
+from vtoken_sglang.core.rows import RequestRows
 from vtoken_sglang.core.token_table import TokenTable
-from vtoken_sglang.core.types import Generation, Row
+from vtoken_sglang.core.types import LAG, Generation, ReclaimSettings, Row, StepReport
 
 ROW = Row(1)
 
@@ -48,8 +47,14 @@ class Bench:
             sealed_upto=self.sealed(), pressure=pressure, reserve_pages=reserve_pages
         )
 
+    def step_until_due(self) -> StepReport:
+        """Go on to the step at which what the last one submitted is due; returns its report."""
+        for _ in range(LAG - 1):
+            assert self.step().committed == 0
+        return self.step()
+
     def keep_every(self, stride: int, upto: int | None = None) -> None:
-        """Eviction all but every `stride`-th position below the open tail."""
+        """Evict all but every `stride`-th position below the open tail."""
         size = self.memory.page_size
         end = upto if upto is not None else (self.length - 1) // size * size
         evicted = np.arange(end)
@@ -91,7 +96,7 @@ def make_bench() -> MakeBench:
         copies = ManualCopyEngine()
         options = ReclaimSettings(**{"check": True, **settings})  # type: ignore[arg-type]
         reclaimer = Reclaimer(
-            rows=memory.rows,
+            rows=RequestRows(memory.rows),
             buffers=memory.buffers,
             pool=memory.pool,
             copier=copies,

@@ -7,18 +7,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.helpers.fake_fence import ManualCopy, ManualCopyEngine
 from tests.helpers.marked_rows import MarkedRows
 from tests.helpers.shadow_model import ShadowModel, ShadowRequest
-from vtoken_sglang.core.faults import CopyFailedError
 from vtoken_sglang.core.reclaimer import Reclaimer
-from vtoken_sglang.core.settings import ReclaimSettings
-from vtoken_sglang.core.types import Generation, Row
+from vtoken_sglang.core.rows import RequestRows
+from vtoken_sglang.core.types import CopyFailedError, Generation, ReclaimSettings, Row
 
 ROWS = 4
 WIDTH = 160
 picks = st.integers(0, 1 << 16)
 counted = {1: 0, 2: 0, 16: 0}
 events = {
-    name: 0
-    for name in ("committed", "dropped", "corrupt", "failed", "orphaned", "dead_hole", "forked")
+    name: 0 for name in ("committed", "dropped", "corrupt", "failed", "abandoned", "hole", "forked")
 }
 
 
@@ -31,27 +29,25 @@ class CoreMachine(RuleBasedStateMachine):
         super().__init__()
         pages = {1: 260, 2: 150, 16: 26}[self.page_size]
         self.memory = MarkedRows(page_size=self.page_size, pages=pages, num_rows=6, width=WIDTH)
-        self.shadow = ShadowModel(self.memory)
-        self.engine = ManualCopyEngine()
+        self.shadow, self.engine = ShadowModel(self.memory), ManualCopyEngine()
         self.generations = {row: 1 for row in range(6)}
         self.drifted: set[int] = set()
         self.expected_faults = 0
         self.ending = False
         self.reclaimer = Reclaimer(
-            rows=self.memory.rows,
+            rows=RequestRows(self.memory.rows),
             buffers=self.memory.buffers,
             pool=self.memory.pool,
             copier=self.engine,
             settings=ReclaimSettings(check=True, threshold=0.2, hysteresis=0.02),
             identity=self.identity,
-            on_fork=self.on_fork,
         )
 
     def identity(self, row: Row) -> tuple[Generation, object]:
         request = self.shadow.requests[row]
         return Generation(self.generations[row] + (row in self.drifted)), request.record
 
-    def on_fork(self, row: Row, new_protected_len: int) -> None:
+    def forked(self, row: int, new_protected_len: int) -> None:
         """The row lets go of the tree's pages above; the tree keeps them, exact, for others."""
         request = self.shadow.requests[row]
         kept = new_protected_len // self.page_size
@@ -60,6 +56,13 @@ class CoreMachine(RuleBasedStateMachine):
         request.tree_pages = request.tree_pages[:kept]
         request.protected = new_protected_len
         events["forked"] += 1
+
+    def forks_of_a_failed_step(self) -> None:
+        """A failed copy leaves no report: the tables say what was committed before it."""
+        for row, request in self.shadow.requests.items():
+            table = self.reclaimer.table(Row(row))
+            if table is not None and table.protected_len < request.protected:
+                self.forked(row, table.protected_len)
 
     def some_row(self, pick: int) -> int | None:
         rows = sorted(self.shadow.requests)
@@ -149,12 +152,12 @@ class CoreMachine(RuleBasedStateMachine):
             request.opened = True
         self.reclaimer.sync_new_tokens(Row(row), request.length)
         expected = len(set(evicted.tolist()) & set(request.alive))
-        died = self.reclaimer.evict_tokens(Row(row), random.permutation(evicted))
-        assert died == expected
+        lost = self.reclaimer.evict_tokens(Row(row), random.permutation(evicted))
+        assert lost == expected
         for pos in evicted.tolist():
             request.alive.pop(pos, None)
-        if row in self.reclaimer.copies.pending and died:
-            events["dead_hole"] += 1
+        if row in self.reclaimer.copies.pending and lost:
+            events["hole"] += 1
         self.done()
 
     @rule(pick=picks, how=st.sampled_from(["finish", "abort", "retract"]))
@@ -170,7 +173,7 @@ class CoreMachine(RuleBasedStateMachine):
             pages = self.reclaimer.close(Row(row))
             abandoned = len(waiting.plan.dst_pages) if waiting else 0
             assert len(pages) == held - abandoned
-            events["orphaned"] += waiting is not None
+            events["abandoned"] += waiting is not None
         else:
             pages = np.array(self.shadow.private_row_pages(row), np.int64)
         del self.shadow.requests[row]
@@ -195,14 +198,17 @@ class CoreMachine(RuleBasedStateMachine):
         stale = [
             copy.plan for row, copy in self.reclaimer.copies.pending.items() if row in self.drifted
         ]
-        faults, corrupt = len(self.reclaimer.copies.faults), self.reclaimer.copies.corrupt_copies
+        corrupt = self.reclaimer.copies.corrupt_copies
         try:
             report = self.reclaimer.step(
                 sealed_upto=sealed, pressure=pressure, reserve_pages=reserve
             )
         except CopyFailedError:
             events["failed"] += 1
+            self.forks_of_a_failed_step()
         else:
+            for row, new_protected_len in report.forked:
+                self.forked(row, new_protected_len)
             gained = self.memory.pool.free_pages() - free
             assert gained + report.taken_pages >= report.freed_empty_pages
             assert report.taken_pages == 0 or self.memory.pool.free_pages() >= reserve
@@ -218,10 +224,11 @@ class CoreMachine(RuleBasedStateMachine):
         for plan in stale:  # refused: every live token still sits where the plan found it
             entries = self.memory.rows[plan.row].numpy()[plan.positions]
             assert ((entries == plan.src_slots) | (entries == 0)).all()
-        assert len(self.reclaimer.copies.faults) - faults <= self.expected_faults
-        events["corrupt"] += self.reclaimer.copies.corrupt_copies - corrupt
+        found = self.reclaimer.copies.corrupt_copies - corrupt
+        assert found <= self.expected_faults
+        self.expected_faults -= found
+        events["corrupt"] += found
         self.reclaimer.copies.faults.clear()
-        self.expected_faults = 0
         self.drifted.clear()
         self.done()
 
@@ -253,13 +260,6 @@ class CoreMachine(RuleBasedStateMachine):
         self.done()
 
     @rule(pick=picks)
-    def cancel(self, pick: int) -> None:
-        row = self.some_row(pick)
-        if row is not None and pick % 3 == 0:
-            self.reclaimer.cancel(Row(row))
-            self.done()
-
-    @rule(pick=picks)
     def engine_reuses_row(self, pick: int) -> None:
         """The engine's generation moves on without a word: plans of that row must be refused."""
         if (row := self.some_row(pick)) is not None and pick % 3 == 0:
@@ -267,14 +267,16 @@ class CoreMachine(RuleBasedStateMachine):
             self.done()
 
     @rule(pick=picks)
-    def drain(self, pick: int) -> None:
+    def settle(self, pick: int) -> None:
         if pick % 3:
             return
         self.expected_faults = 0
         try:
-            assert self.reclaimer.drain(1.0)
+            for row, new_protected_len in self.reclaimer.settle(1.0).forked:
+                self.forked(row, new_protected_len)
         except CopyFailedError:
             events["failed"] += 1
+            self.forks_of_a_failed_step()
         assert self.reclaimer.held_pages() == 0
         self.drifted.clear()
         self.reclaimer.copies.faults.clear()
@@ -341,7 +343,7 @@ class CoreMachine(RuleBasedStateMachine):
         for row in list(self.shadow.requests):
             self.end(sorted(self.shadow.requests).index(row), "finish")
         try:
-            self.reclaimer.drain(1.0)
+            self.reclaimer.settle(1.0)
         except CopyFailedError:
             events["failed"] += 1
         assert self.reclaimer.held_pages() == 0

@@ -1,6 +1,7 @@
 """Copy engines, fences, and what orders them."""
 
 import threading
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,10 +9,8 @@ import pytest
 import torch
 
 from tests.helpers.fake_fence import RecordedEvent, RecordedStreams
-from vtoken_sglang.core.copy_engine import SyncCopyEngine, ThreadCopyEngine
-from vtoken_sglang.core.faults import CopyFailedError
-from vtoken_sglang.core.fence import DoneFence, EventFence
-from vtoken_sglang.core.stream_copy import StreamCopyEngine
+from vtoken_sglang.core.copy_engine import StreamCopyEngine, SyncCopyEngine, ThreadCopyEngine
+from vtoken_sglang.core.types import CopyFailedError
 
 SRC, DST = np.array([3, 5, 6]), np.array([10, 11, 12])
 
@@ -24,19 +23,10 @@ def some_buffers() -> list[torch.Tensor]:
 def test_engines_copy_every_buffer(engine_class: type) -> None:
     engine, buffers = engine_class(), some_buffers()
     before = [buffer.clone() for buffer in buffers]
-    fence = engine.submit(buffers, SRC, DST)
-    assert fence.wait(10.0)
-    assert fence.passed()
+    assert engine.submit(buffers, SRC, DST).wait(10.0)
     for buffer, old in zip(buffers, before, strict=True):
         assert buffer[DST].equal(old[SRC])
         assert buffer[:10].equal(old[:10])
-    engine.close()
-    engine.close()
-
-
-def test_done_fence() -> None:
-    assert DoneFence().passed()
-    assert DoneFence().wait(0.0)
 
 
 class GatedCopy:
@@ -59,16 +49,15 @@ def test_the_scheduler_goes_on_while_the_worker_copies() -> None:
     engine = ThreadCopyEngine(copy)
     first, second = (engine.submit(some_buffers(), SRC, DST) for _ in range(2))
     assert copy.started.wait(10.0)
-    assert not first.passed()
+    assert not first.wait(0.0)
     assert not second.wait(0.0)
     copy.gate.set()
     assert first.wait(10.0)
     assert second.wait(10.0)
     assert threading.get_ident() not in copy.threads
-    engine.close()
 
 
-def test_a_worker_failure_is_raised_by_every_poll_and_the_worker_lives_on() -> None:
+def test_a_worker_failure_is_raised_by_every_wait_and_the_worker_goes_on() -> None:
     calls: list[int] = []
 
     def copy(buffers: Sequence[torch.Tensor], src: torch.Tensor, dst: torch.Tensor) -> None:
@@ -80,23 +69,9 @@ def test_a_worker_failure_is_raised_by_every_poll_and_the_worker_lives_on() -> N
     bad, good = engine.submit([], SRC, DST), engine.submit([], SRC, DST)
     assert good.wait(10.0)
     for _ in range(2):
-        with pytest.raises(CopyFailedError, match="no room"):
-            bad.passed()
-    with pytest.raises(CopyFailedError) as caught:
-        bad.wait(1.0)
+        with pytest.raises(CopyFailedError, match="no room") as caught:
+            bad.wait(1.0)
     assert isinstance(caught.value.__cause__, MemoryError)
-    engine.close()
-
-
-def test_a_closed_engine_finishes_its_jobs_and_takes_no_more() -> None:
-    copy = GatedCopy()
-    engine = ThreadCopyEngine(copy)
-    fence = engine.submit([], SRC, DST)
-    copy.gate.set()
-    engine.close()
-    assert fence.passed()
-    with pytest.raises(CopyFailedError, match="closed"):
-        engine.submit([], SRC, DST)
 
 
 def recording_engine() -> tuple[StreamCopyEngine, RecordedStreams]:
@@ -129,13 +104,22 @@ def test_each_copy_waits_for_the_forward_launched_last_and_has_its_own_event() -
     second = engine.submit(some_buffers(), SRC, DST)
     waits = [line for line in streams.log if "waits" in line]
     assert waits == ["copy waits forward1", "copy waits forward2"]
-    second._event.done = True  # type: ignore[attr-defined]
-    assert second.passed()
-    assert not first.passed()
-    assert not first.wait(0.001)
-    first._event.done = True  # type: ignore[attr-defined]
-    assert first.wait(0.001)
-    engine.close()
+    streams.log.clear()
+    assert second.wait(0.0)
+    assert first.wait(0.0)
+    assert streams.log == ["schedule waits event2", "schedule waits event1"]
+
+
+def test_an_event_fence_keeps_its_inputs_as_long_as_it_lives() -> None:
+    engine, streams = recording_engine()
+    engine.note_forward(RecordedEvent(streams, "forward1"))
+    src = SRC.copy()
+    kept = weakref.ref(src)
+    fence = engine.submit(some_buffers(), src, DST)
+    del src
+    assert kept() is not None
+    del fence
+    assert kept() is None
 
 
 def test_a_copy_without_a_noted_forward_is_refused() -> None:
@@ -143,14 +127,3 @@ def test_a_copy_without_a_noted_forward_is_refused() -> None:
     with pytest.raises(CopyFailedError, match="no forward"):
         engine.submit(some_buffers(), SRC, DST)
     assert streams.log == []
-    engine.close()
-
-
-def test_an_event_fence_keeps_its_inputs_until_it_passed() -> None:
-    event = RecordedEvent(RecordedStreams(), "e")
-    fence = EventFence(event, keep_alive=object())
-    assert not fence.passed()
-    assert fence._keep_alive is not None
-    event.done = True
-    assert fence.passed()
-    assert fence._keep_alive is None

@@ -23,20 +23,19 @@ def test_late_copy_of_an_ended_request_hits_no_one(bench: Bench) -> None:
     copy = bench.copies.copies[0]
     bench.memory.pool.release(bench.reclaimer.close(ROW))
     bench.memory.rows[ROW] = 0
-    bench.reclaimer.step(sealed_upto={})
     length = bench.memory.pool.free_pages() * 4
     assert bench.memory.grow(2, 0, length)
     written = bench.memory.live(2, length)
     copy.finish()
     assert bench.memory.live(2, length) == written
-    bench.reclaimer.step(sealed_upto={})
+    bench.step_until_due()
     assert bench.memory.pool.free_pages() == 2
 
 
 def test_lost_copy_is_caught_before_the_commit(bench: Bench) -> None:
     seen = bench.seen()
     bench.copies.copies[0].over = True
-    report = bench.reclaimer.step(sealed_upto={})
+    report = bench.step_until_due()
     assert (report.committed, report.dropped) == (0, 1)
     assert bench.reclaimer.copies.corrupt_copies == 1
     assert bench.seen() == seen
@@ -51,7 +50,7 @@ def test_torn_copy_is_caught_before_the_commit(bench: Bench, tear: str) -> None:
     else:
         copy.run_one_buffer()
     copy.over = True
-    assert bench.reclaimer.step(sealed_upto={}).dropped == 1
+    assert bench.reclaimer.settle(1.0).dropped == 1
     assert bench.seen() == seen
     assert "corrupt copy" in bench.violations()[0]
 
@@ -60,7 +59,7 @@ def test_a_source_overwritten_during_the_copy_is_caught(bench: Bench) -> None:
     copy = bench.copies.copies[0]
     bench.memory.write(copy.src[:1])
     copy.finish()
-    assert bench.reclaimer.step(sealed_upto={}).dropped == 1
+    assert bench.reclaimer.settle(1.0).dropped == 1
     assert "position 0" in bench.violations()[0]
 
 
@@ -72,8 +71,7 @@ def test_wrong_identity_is_refused(make_bench: MakeBench, changed: str) -> None:
     bench.step()
     seen = bench.seen()
     now[changed] = 4 if changed == "generation" else object()
-    bench.copies.copies[0].finish()
-    report = bench.reclaimer.step(sealed_upto={})
+    report = bench.reclaimer.settle(1.0)
     assert (report.committed, report.dropped, report.held_pages) == (0, 1, 0)
     assert bench.seen() == seen
     assert bench.violations() == []
@@ -82,8 +80,7 @@ def test_wrong_identity_is_refused(make_bench: MakeBench, changed: str) -> None:
 def test_a_moved_row_entry_is_refused(bench: Bench) -> None:
     """Someone rewrote the row during the copy (a checkpoint that should have been skipped)."""
     bench.memory.rows[ROW, 4] = 150
-    bench.copies.copies[0].finish()
-    assert bench.reclaimer.step(sealed_upto={}).dropped == 1
+    assert bench.reclaimer.settle(1.0).dropped == 1
     assert any("outside their ledger page: 4" in line for line in bench.violations())
 
 
@@ -99,8 +96,8 @@ def test_a_freed_destination_is_named(bench: Bench) -> None:
     page = int(bench.copies.copies[0].dst[0]) // 4
     bench.memory.pool.free.append(page)
     assert "repack of row 1" in bench.violations()[0]
-    bench.reclaimer.cancel(ROW)
-    assert "an orphaned copy" in bench.violations()[0]
+    bench.memory.pool.release(bench.reclaimer.close(ROW))
+    assert "a copy of an ended request" in bench.violations()[0]
 
 
 def test_double_release_by_the_ledger_is_refused(bench: Bench) -> None:
@@ -114,7 +111,7 @@ def test_double_release_by_the_ledger_is_refused(bench: Bench) -> None:
 def test_unzeroed_row_entry_is_named(bench: Bench) -> None:
     bench.memory.rows[ROW, 5] = 150
     found = bench.violations()
-    assert "row 1: dead positions with a slot in the row: 5" in found
+    assert "row 1: evicted positions with a slot in the row: 5" in found
     assert "row 1: 12 live on the device, 11 on the host" in found
 
 
@@ -147,7 +144,7 @@ def test_wrong_counts_are_named(bench: Bench) -> None:
         "counts 2 live, has 1",
         "sealed_pages is",
         "sealed_live is",
-        "dead is",
+        "evicted is",
         "on the host",
     ):
         assert part in text
@@ -165,7 +162,6 @@ def test_a_shrunken_row_is_named(bench: Bench) -> None:
 
 
 def test_a_healthy_row_is_silent_after_all_of_it(bench: Bench) -> None:
-    bench.copies.copies[0].finish()
-    bench.step()
+    bench.step_until_due()
     assert bench.violations() == []
     assert np.array_equal(sorted(bench.seen()), [p for p in range(38) if p % 4 == 0 or p >= 36])

@@ -14,12 +14,12 @@ from vtoken_sglang.core.footprint import (
     PruneRule,
     expected_footprint,
     expected_growth,
-    fits_private,
-    fits_published,
     fork_cost,
-    max_length,
+    largest,
     page_ceil,
     page_floor,
+    private_need,
+    published_need,
     settled_tokens,
 )
 
@@ -99,23 +99,19 @@ def test_growth_counts_what_is_held_already() -> None:
     assert masked == 352 - 16
 
 
-def test_an_empty_pool_takes_any_length_whose_budget_fits() -> None:
-    assert fits_private(WINDOW, 100_000, capacity=512)
-    assert not fits_private(WINDOW, 100_000, capacity=400)
-    case = replace(PROMPT, published=True)
-    assert not fits_published(WINDOW, case, capacity=1024)
-    assert fits_published(WINDOW, case, capacity=992 + 352)
+def test_what_a_request_needs_of_an_empty_pool() -> None:
+    assert private_need(WINDOW, 100_000) == 352 + 4 * 16
+    case = replace(PROMPT, published=True, new=1000)
+    assert published_need(WINDOW, case) == 992 + 352
+    assert published_need(WINDOW, replace(case, cached=960)) == 992 + 352
     forks = replace(case, forks=True)  # the copies and the prefix exist together for a moment
-    assert not fits_published(WINDOW, forks, capacity=992 + fork_cost(WINDOW, 1000) - 1)
-    assert fits_published(WINDOW, forks, capacity=992 + fork_cost(WINDOW, 1000))
+    assert published_need(WINDOW, forks) == 992 + fork_cost(WINDOW, 1000)
 
 
-def test_most_length_is_the_last_that_fits() -> None:
-    longest = max_length(SHARE, capacity=1024, limit=8192)
-    assert fits_private(SHARE, longest, 1024)
-    assert not fits_private(SHARE, longest + 1, 1024)
-    assert max_length(WINDOW, capacity=1024, limit=8192) == 8192
-    assert max_length(WINDOW, capacity=300, limit=8192) == 0
+@given(limit=st.integers(0, 5000), last=st.integers(-1, 5000))
+def test_largest_is_the_last_that_holds(limit: int, last: int) -> None:
+    found = largest(lambda number: number <= last, limit)
+    assert found == (None if last < 0 else min(last, limit))
 
 
 rules = st.builds(
@@ -162,9 +158,10 @@ def test_never_more_than_without_reclaim_and_monotone(
     more = expected_footprint(rule, replace(case, new=new + 50))
     assert more.settled >= found.settled
     assert rule.bound(length + 1) >= rule.bound(length)
+    assert private_need(rule, length + 1) >= private_need(rule, length)
     # An empty pool that takes the request published also takes its whole prompt at once.
-    if published and fits_published(rule, case, 4096):
-        assert expected_footprint(rule, replace(case, cached=0)).peak <= 4096
+    if published:
+        assert expected_footprint(rule, replace(case, cached=0)).peak <= published_need(rule, case)
 
 
 @pytest.mark.parametrize("waste", [1.0, -0.1])

@@ -52,7 +52,7 @@ def test_pressure_makes_all_pruning_holders_fork_when_their_parts_pay() -> None:
     assert decide_fork(case([4] * 16, [2] * 16)).first_page == 16
 
 
-def test_dead_exclusive_pages_are_let_go_without_a_copy() -> None:
+def test_empty_exclusive_pages_are_let_go_without_a_copy() -> None:
     decision = decide_fork(case([0, 0, 0], [1, 1, 1], remaining=0))
     assert (decision.first_page, decision.cost_pages, decision.moved_tokens) == (0, 0, 0)
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tests.core.conftest import ROW, Bench, MakeBench
+from tests.core.conftest import ROW, MakeBench
 from tests.helpers.marked_rows import Pages
-from vtoken_sglang.core.faults import PositionError
+from vtoken_sglang.core.types import LAG, PositionError
 
 PAGE = 4
 PROTECTED = 40
@@ -14,11 +14,6 @@ PROTECTED = 40
 def tree_pages(bench_rows: object, protected: int) -> Pages:
     entries = bench_rows[1, :protected:PAGE].numpy()  # type: ignore[index]
     return (entries // PAGE).astype(np.int64)
-
-
-def finish_copies(bench: Bench) -> None:
-    for copy in list(bench.copies.waiting):
-        copy.finish()
 
 
 @pytest.mark.parametrize("start", [0, 12, 36])
@@ -40,9 +35,11 @@ def test_fork_moves_live_tree_tokens_and_leaves_the_tree_alone(
     assert len(plan.positions) == live
     assert len(plan.dst_pages) == -(-live // PAGE)
     assert bench.memory.pool.free_pages() == free - len(plan.dst_pages)
-    assert bench.seen() == before, "nothing is committed before the copy is over"
-    finish_copies(bench)
-    bench.step()
+    for _ in range(LAG):
+        assert bench.step().forked == ()
+        assert bench.seen() == before, "nothing is committed before the copy is due"
+    report = bench.step()
+    assert (report.forked, report.given_up) == (((ROW, start),), ())
     assert bench.table.protected_len == start
     assert bench.seen() == before
     assert bench.survivors_intact()
@@ -53,40 +50,37 @@ def test_fork_moves_live_tree_tokens_and_leaves_the_tree_alone(
     assert bench.violations(pages.tolist()) == []
 
 
-def test_fork_of_a_dead_range_needs_no_page(make_bench: MakeBench) -> None:
+def test_fork_of_an_evicted_range_needs_no_page(make_bench: MakeBench) -> None:
     bench = make_bench(length=70, pages=60, protected=PROTECTED)
     pages = tree_pages(bench.memory.rows, PROTECTED)
     bench.reclaimer.evict_tokens(ROW, np.arange(20, PROTECTED))
     free = bench.memory.pool.free_pages()
     assert bench.reclaimer.fork(ROW, 20) is not None
     assert bench.memory.pool.free_pages() == free
-    finish_copies(bench)
-    bench.step()
+    bench.reclaimer.settle(1.0)
     assert bench.table.protected_len == 20
     assert bench.violations(pages.tolist()) == []
 
 
-def test_token_that_dies_during_the_copy_stays_dead(make_bench: MakeBench) -> None:
+def test_token_evicted_during_the_copy_stays_evicted(make_bench: MakeBench) -> None:
     bench = make_bench(length=70, pages=60, protected=PROTECTED)
     pages = tree_pages(bench.memory.rows, PROTECTED)
     bench.keep_every(3)
     bench.reclaimer.fork(ROW, 0)
     bench.reclaimer.evict_tokens(ROW, [3, 6])
     before = bench.seen()
-    finish_copies(bench)
-    bench.step()
+    bench.reclaimer.settle(1.0)
     assert bench.seen() == before
     assert not {3, 6} & set(before)
     assert bench.violations(pages.tolist()) == []
 
 
-def test_forked_tokens_can_die_and_their_pages_come_back(make_bench: MakeBench) -> None:
+def test_forked_tokens_can_be_evicted_and_their_pages_come_back(make_bench: MakeBench) -> None:
     bench = make_bench(length=70, pages=60, protected=PROTECTED)
     pages = tree_pages(bench.memory.rows, PROTECTED)
     bench.keep_every(3)
     bench.reclaimer.fork(ROW, 0)
-    finish_copies(bench)
-    bench.step()
+    bench.reclaimer.settle(1.0)
     held = bench.reclaimer.private_pages(ROW)
     bench.reclaimer.evict_tokens(ROW, np.arange(0, PROTECTED))
     report = bench.step()
@@ -105,8 +99,7 @@ def test_close_during_the_copy_holds_the_destinations(make_bench: MakeBench) -> 
     assert not set(freed.tolist()) & (set(pages.tolist()) | set(plan.dst_pages.tolist()))
     assert bench.reclaimer.held_pages() == len(plan.dst_pages)
     bench.memory.pool.release(freed)
-    finish_copies(bench)
-    assert bench.reclaimer.drain(1.0)
+    assert bench.reclaimer.settle(1.0).forked == ()
     assert bench.violations(pages.tolist()) == []
 
 
@@ -115,9 +108,7 @@ def test_one_copy_per_row_and_no_fork_without_pages(make_bench: MakeBench) -> No
     bench.keep_every(3)
     assert bench.reclaimer.fork(ROW, 20) is not None
     assert bench.reclaimer.fork(ROW, 0) is None, "a copy of the row is in flight"
-    finish_copies(bench)
-    bench.step()
-    assert bench.reclaimer.drain(1.0)
+    bench.reclaimer.settle(1.0)
     bench.memory.pool.allocate(bench.memory.pool.free_pages())
     assert bench.reclaimer.fork(ROW, 0) is None
 
@@ -128,3 +119,20 @@ def test_bad_boundary_is_refused(make_bench: MakeBench, length: int) -> None:
     bench.keep_every(3)
     with pytest.raises(PositionError, match="new_protected_len"):
         bench.reclaimer.fork(ROW, length)
+
+
+def test_a_fork_that_fails_is_given_up_and_may_be_tried_again(make_bench: MakeBench) -> None:
+    bench = make_bench(length=70, pages=60, protected=PROTECTED)
+    pages = tree_pages(bench.memory.rows, PROTECTED)
+    bench.keep_every(3)
+    before = bench.seen()
+    bench.reclaimer.fork(ROW, 0)
+    bench.copies.copies[0].over = True  # its bytes never arrived
+    report = bench.reclaimer.settle(1.0)
+    assert (report.forked, report.given_up, report.dropped) == ((), (ROW,), 1)
+    assert (bench.table.protected_len, bench.seen()) == (PROTECTED, before)
+    bench.reclaimer.copies.faults.clear()
+    assert bench.violations(pages.tolist()) == []
+    assert bench.reclaimer.fork(ROW, 0) is not None
+    assert bench.reclaimer.settle(1.0).forked == ((ROW, 0),)
+    assert bench.seen() == before

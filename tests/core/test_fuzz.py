@@ -1,10 +1,10 @@
 """Random operation sequences against a dict-based shadow model.
 
 Requests start (with and without a tree-owned prefix), grow, lose tokens, finish, abort, retract;
-copies are late, partial, torn, lost or fail; plans are cancelled or go stale; a neighbour takes and
-returns pages. After every single operation: each live token's bytes, read through the row, are the
-ones the engine wrote for it; evicted tokens stay dead; nobody else's page changed; `violations()`
-is empty; every page of the pool is accounted for exactly once.
+copies are late, partial, torn, lost or fail; requests end under a copy, plans go stale; a neighbour
+takes and returns pages. After every single operation: each live token's bytes, read through the
+row, are the ones the engine wrote for it; evicted tokens stay evicted; nobody else's page changed;
+`violations()` is empty; every page of the pool is accounted for exactly once.
 """
 
 import pytest

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vtoken_sglang.core.plan import NEVER_REPACKED
 from vtoken_sglang.core.planner import (
     RowWaste,
     choose_sources,
@@ -13,7 +12,7 @@ from vtoken_sglang.core.planner import (
     wants_merge,
     wants_repack,
 )
-from vtoken_sglang.core.settings import ReclaimSettings
+from vtoken_sglang.core.types import NEVER_REPACKED, ReclaimSettings
 from vtoken_sglang.errors import ConfigError
 
 
@@ -106,7 +105,7 @@ def test_trigger_pressure_and_hysteresis() -> None:
     assert wants_repack(grown, options, pressure=False)
 
 
-def test_no_look_without_a_page_to_gain() -> None:
+def test_nothing_is_planned_without_a_page_to_gain() -> None:
     options = ReclaimSettings(threshold=0.0)
     assert reachable_gain(waste_of([9, 8])) == 0
     assert not wants_repack(waste_of([9, 8]), options, pressure=True)

@@ -7,10 +7,16 @@ from tests.core.conftest import RECORD, ROW, MakeBench
 from tests.helpers.fake_fence import ManualCopyEngine
 from tests.helpers.marked_rows import MarkedRows
 from vtoken_sglang.core.copy_engine import SyncCopyEngine, ThreadCopyEngine
-from vtoken_sglang.core.faults import CopyFailedError, PositionError
 from vtoken_sglang.core.reclaimer import Reclaimer
-from vtoken_sglang.core.settings import ReclaimSettings
-from vtoken_sglang.core.types import Generation, Row
+from vtoken_sglang.core.rows import RequestRows
+from vtoken_sglang.core.types import (
+    LAG,
+    CopyFailedError,
+    Generation,
+    PositionError,
+    ReclaimSettings,
+    Row,
+)
 from vtoken_sglang.errors import InvariantError
 
 
@@ -33,7 +39,7 @@ def test_a_refused_eviction_changes_nothing(make_bench: MakeBench) -> None:
     assert bench.violations() == []
 
 
-def test_dead_pages_are_freed_without_a_copy(make_bench: MakeBench) -> None:
+def test_empty_pages_are_freed_without_a_copy(make_bench: MakeBench) -> None:
     bench = make_bench(length=38)
     free = bench.memory.pool.free_pages()
     bench.reclaimer.evict_tokens(ROW, np.arange(4, 21))
@@ -67,14 +73,13 @@ def test_repack_holds_destinations_until_the_commit(make_bench: MakeBench) -> No
     assert bench.violations() == []
 
 
-def test_packed_tokens_keep_logical_order_in_their_pages(make_bench: MakeBench) -> None:
+def test_compacted_tokens_keep_logical_order_in_their_pages(make_bench: MakeBench) -> None:
     bench = make_bench(length=38)
     bench.reclaimer.evict_tokens(ROW, [0, 1, 2, 9, 10, 11, 16, 17, 21, 22, 23])
     bench.step()
     plan = bench.reclaimer.copies.pending[ROW].plan
     assert (np.diff(plan.positions) > 0).all()
-    bench.copies.copies[0].finish()
-    bench.step()
+    bench.step_until_due()
     slots = bench.memory.rows[ROW].numpy()[plan.positions]
     assert slots.tolist() == plan.dst_slots.tolist()
     for page in plan.dst_pages.tolist():
@@ -82,13 +87,12 @@ def test_packed_tokens_keep_logical_order_in_their_pages(make_bench: MakeBench) 
         assert in_page.tolist() == list(range(page * 4, page * 4 + len(in_page)))
 
 
-def test_a_partly_filled_packed_page_is_packed_again(make_bench: MakeBench) -> None:
+def test_a_partly_filled_compacted_page_is_compacted_again(make_bench: MakeBench) -> None:
     bench = make_bench(length=86, pages=60)
     for stride in (2, 4, 8, 16):
         bench.keep_every(stride)
         bench.step(pressure=True)
-        for copy in bench.copies.waiting:
-            copy.finish()
+        bench.reclaimer.settle(1.0)
         bench.step(pressure=True)
         assert bench.survivors_intact()
         assert bench.violations() == []
@@ -110,9 +114,7 @@ def test_the_engines_reserve_is_left_alone(make_bench: MakeBench) -> None:
     assert bench.step(reserve_pages=2).submitted == 0
     report = bench.step(reserve_pages=1)
     assert (report.submitted, report.taken_pages) == (1, 1)
-    for copy in bench.copies.waiting:
-        copy.finish()
-    report = bench.step()
+    report = bench.step_until_due()
     assert (report.freed_source_pages, report.submitted) == (4, 1)
 
 
@@ -120,9 +122,7 @@ def test_repacking_goes_on_step_by_step_with_one_free_page(make_bench: MakeBench
     """A plan cut short by headroom does not wait for the hysteresis."""
     bench = make_bench(length=86, pages=23, hysteresis=0.5)
     bench.keep_every(4)
-    for _ in range(12):
-        for copy in bench.copies.waiting:
-            copy.finish()
+    for _ in range(12 * LAG):
         bench.step()
     assert bench.reclaimer.private_pages(ROW) == 6 + 1
     assert bench.survivors_intact()
@@ -131,11 +131,8 @@ def test_repacking_goes_on_step_by_step_with_one_free_page(make_bench: MakeBench
 def test_the_token_limit_spreads_a_repack_over_steps(make_bench: MakeBench) -> None:
     bench = make_bench(length=86, pages=60, max_moved_tokens=8, hysteresis=0.5)
     bench.keep_every(4)
-    for _ in range(6):
-        report = bench.step()
-        assert report.submitted_tokens <= 8
-        for copy in bench.copies.waiting:
-            copy.finish()
+    for _ in range(6 * LAG):
+        assert bench.step().submitted_tokens <= 8
     assert bench.reclaimer.private_pages(ROW) == 6 + 1
     assert bench.survivors_intact()
 
@@ -196,7 +193,9 @@ def test_close_returns_everything_the_tail_included(make_bench: MakeBench) -> No
     assert len(bench.reclaimer.close(ROW)) == 0
 
 
-def test_destinations_of_an_ended_request_wait_for_the_fence(make_bench: MakeBench) -> None:
+def test_destinations_of_an_ended_request_are_held_until_due(
+    make_bench: MakeBench,
+) -> None:
     bench = make_bench(length=38)
     bench.keep_every(4)
     bench.step()
@@ -204,38 +203,22 @@ def test_destinations_of_an_ended_request_wait_for_the_fence(make_bench: MakeBen
     held = set((copy.dst // 4).tolist())
     bench.memory.pool.release(bench.reclaimer.close(ROW))
     bench.memory.rows[ROW] = 0
-    assert bench.reclaimer.held_pages() == 2
-    bench.reclaimer.step(sealed_upto={})
-    assert not held & set(bench.memory.pool.free)
     copy.finish()
-    bench.reclaimer.step(sealed_upto={})
+    for _ in range(LAG - 1):
+        bench.reclaimer.step(sealed_upto={})
+        assert bench.reclaimer.held_pages() == bench.reclaimer.abandoned_pages() == 2
+        assert not held & set(bench.memory.pool.free)
+    assert bench.reclaimer.step(sealed_upto={}).dropped == 1
     assert held <= set(bench.memory.pool.free)
     assert bench.memory.pool.free_pages() == bench.memory.pool.total
 
 
-def test_cancel_keeps_the_row_where_it_is_and_lets_it_be_planned_again(
-    make_bench: MakeBench,
-) -> None:
-    bench = make_bench(length=38)
-    bench.keep_every(4)
-    seen = bench.seen()
-    bench.step()
-    bench.reclaimer.cancel(ROW)
-    assert bench.reclaimer.held_pages() == 2
-    assert bench.violations() == []
-    assert bench.step().submitted == 1
-    for copy in bench.copies.waiting:
-        copy.finish()
-    assert bench.step().committed == 1
-    assert bench.seen() == seen
-    assert bench.reclaimer.private_pages(ROW) == 4
-
-
-def test_drain_leaves_nothing_held(make_bench: MakeBench) -> None:
+def test_settle_commits_at_once_and_leaves_nothing_held(make_bench: MakeBench) -> None:
     bench = make_bench(length=38)
     bench.keep_every(4)
     bench.step()
-    assert bench.reclaimer.drain(1.0)
+    report = bench.reclaimer.settle(1.0)
+    assert (report.committed, report.freed_source_pages, report.held_pages) == (1, 8, 0)
     assert bench.reclaimer.held_pages() == 0
     assert bench.reclaimer.private_pages(ROW) == 4
     assert bench.survivors_intact()
@@ -247,6 +230,8 @@ def test_a_failed_copy_is_raised_after_the_step_and_nothing_is_lost(make_bench: 
     seen, free = bench.seen(), bench.memory.pool.free_pages()
     bench.step()
     bench.copies.copies[0].failed = True
+    for _ in range(LAG - 1):
+        bench.reclaimer.step(sealed_upto={})
     with pytest.raises(CopyFailedError):
         bench.reclaimer.step(sealed_upto={})
     assert bench.memory.pool.free_pages() == free
@@ -271,7 +256,7 @@ def test_a_refused_submit_gives_the_destinations_back(make_bench: MakeBench) -> 
     assert bench.violations() == []
 
 
-def test_a_row_cannot_be_opened_twice_nor_with_a_dead_page_start(make_bench: MakeBench) -> None:
+def test_a_row_cannot_be_opened_twice_nor_with_an_evicted_page_start(make_bench: MakeBench) -> None:
     bench = make_bench(length=38)
     with pytest.raises(InvariantError, match="row 1"):
         bench.reclaimer.open(ROW, Generation(4), object(), 0, 38)
@@ -281,10 +266,10 @@ def test_a_row_cannot_be_opened_twice_nor_with_a_dead_page_start(make_bench: Mak
         bench.reclaimer.open(Row(2), Generation(1), RECORD, 0, 12)
 
 
-def test_rows_that_can_return_most_go_first() -> None:
+def test_rows_that_can_return_the_most_pages_go_first() -> None:
     memory = MarkedRows(page_size=4, pages=40)
     reclaimer = Reclaimer(
-        rows=memory.rows,
+        rows=RequestRows(memory.rows),
         buffers=memory.buffers,
         pool=memory.pool,
         copier=ManualCopyEngine(),
@@ -309,7 +294,7 @@ def test_steady_state_waste(engine: type, page_size: int) -> None:
     memory = MarkedRows(page_size=page_size, pages=4000 // page_size, width=1300, layers=1)
     copier = engine()
     reclaimer = Reclaimer(
-        rows=memory.rows,
+        rows=RequestRows(memory.rows),
         buffers=memory.buffers,
         pool=memory.pool,
         copier=copier,
@@ -323,22 +308,11 @@ def test_steady_state_waste(engine: type, page_size: int) -> None:
     for start in range(0, len(evicted), 16):
         reclaimer.evict_tokens(ROW, evicted[start : start + 16])
         reclaimer.step(sealed_upto={ROW: 1024})
-        # A late copy is committed with the holes of later evictions; the bound is for a settled
-        # row.
-        reclaimer.copies.wait(10.0)
-    assert reclaimer.drain(10.0)
+        # A copy in flight is committed with the holes of later evictions; the bound is for a
+        # settled row.
+        reclaimer.settle(10.0)
     reclaimer.step(sealed_upto={ROW: 1024}, pressure=True)
-    assert reclaimer.drain(10.0)
-    copier.close()
+    assert reclaimer.settle(10.0).held_pages == 0
     assert table.sealed_waste() < 0.05
     assert all(written[pos] == digest for pos, digest in memory.live(1, length).items())
     assert reclaimer.violations(memory.pool.free_array()) == []
-
-
-def test_metadata_of_tables_and_plans(make_bench: MakeBench) -> None:
-    bench = make_bench(length=400, pages=200)
-    bench.keep_every(2)
-    before = bench.reclaimer.metadata_bytes()
-    assert before == bench.table.metadata_bytes()
-    bench.step()
-    assert bench.reclaimer.metadata_bytes() >= before + 8 * 198

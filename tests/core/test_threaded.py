@@ -10,8 +10,8 @@ import torch
 from tests.helpers.marked_rows import MarkedRows
 from vtoken_sglang.core.copy_engine import ThreadCopyEngine
 from vtoken_sglang.core.reclaimer import Reclaimer
-from vtoken_sglang.core.settings import ReclaimSettings
-from vtoken_sglang.core.types import Generation, Row
+from vtoken_sglang.core.rows import RequestRows
+from vtoken_sglang.core.types import Generation, ReclaimSettings, Row
 from vtoken_sglang.kernels.copy_slots import copy_slots
 
 
@@ -28,7 +28,7 @@ def test_worker_beside_the_scheduler() -> None:
     memory = MarkedRows(page_size=4, pages=150, width=256)
     copier = ThreadCopyEngine(copy_in_pieces)
     reclaimer = Reclaimer(
-        rows=memory.rows,
+        rows=RequestRows(memory.rows),
         buffers=memory.buffers,
         pool=memory.pool,
         copier=copier,
@@ -68,7 +68,6 @@ def test_worker_beside_the_scheduler() -> None:
         other = np.zeros(0, np.int64)
         free = memory.pool.free_array()
         assert reclaimer.violations(free, other_pages=other, total_pages=150) == []
-    assert reclaimer.drain(10.0)
-    copier.close()
+    assert reclaimer.settle(10.0).held_pages == 0
     assert committed > 10
     assert abandoned > 0

@@ -1,10 +1,12 @@
+import sys
+from array import array
+
 import numpy as np
 import pytest
 
-from vtoken_sglang.core.faults import PositionError
-from vtoken_sglang.core.plan import RepackPlan
+from vtoken_sglang.core.ledger import PageLedger
 from vtoken_sglang.core.token_table import TokenTable
-from vtoken_sglang.core.types import Generation, Row
+from vtoken_sglang.core.types import Generation, PositionError, RepackPlan, Row
 from vtoken_sglang.errors import StalePlanError
 
 BYTES_PER_TOKEN = 16
@@ -51,8 +53,8 @@ def test_evict_returns_only_what_was_alive(count: int) -> None:
     assert sorted(more.tolist()) == [3, 190]
     assert (table.evicted, table.live_len) == (count + 2, 198 - count)
     assert table.ledger.live_tokens == 198 - count
-    assert not table.evict_token(3)
-    assert table.evict_token(4)
+    assert table.evict_tokens([3, 4]).tolist() == [4]
+    assert table.evict_tokens([]).tolist() == []
 
 
 @pytest.mark.parametrize("filler", [0, 40])
@@ -63,15 +65,13 @@ def test_the_open_tail_and_unknown_positions_are_refused(bad: int, filler: int) 
         table.evict_tokens(np.append(np.arange(filler), bad))
     assert table.evicted == 0
     assert table.ledger.live_tokens == 98
-    with pytest.raises(PositionError):
-        table.evict_token(bad)
 
 
 def test_a_full_last_page_still_counts_as_open() -> None:
     table = table_of(96)
     assert table.open_start == 92
     with pytest.raises(PositionError):
-        table.evict_token(92)
+        table.evict_tokens([92])
 
 
 @pytest.mark.parametrize("count", [4, 30])
@@ -122,52 +122,7 @@ def test_apply_moves_commits_counts_ledger_and_places() -> None:
     assert table.repacked_waste == pytest.approx(table.sealed_waste()) == pytest.approx(1 - 30 / 32)
 
 
-def dense_by_slots(table: TokenTable) -> bool:
-    """The same from the slots themselves: page after page in order, and room for the next token
-    where the engine will put it."""
-    size = table.page_size
-    slots = [s for s in table.slots_of(np.arange(table.logical_len)).tolist() if s]
-    pages = [slots[at : at + size] for at in range(0, len(slots), size)]
-    whole = all(page == [*range(page[0], page[0] + len(page))] for page in pages)
-    aligned = all(page[0] % size == 0 for page in pages)
-    return whole and aligned and len(slots) % size == table.logical_len % size
-
-
-def test_rows_are_dense_when_pages_can_be_read_in_order() -> None:
-    table = table_of(18)  # pages 100 .. 104, the last half full
-    assert table.is_dense()
-    table.evict_tokens([4, 5, 6, 7])  # a whole page
-    assert table.is_dense()
-    table.evict_tokens([0, 1, 8, 9])
-    assert not table.is_dense()
-    table.seal(16)
-    table.apply_moves(plan_for(table, [0, 2], [90]))  # 2 3 10 11 | 12 .. 15 | 16 17
-    assert table.is_dense()
-    assert dense_by_slots(table)
-    table.sync_new_tokens(21)
-    assert table.is_dense()
-    table.evict_tokens([12])
-    assert not table.is_dense()
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_dense_is_what_the_slots_say(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    table = table_of(int(draw.integers(9, 40)))
-    for page in range(90, 93):
-        evictions = draw.integers(0, table.open_start, draw.integers(0, 12))
-        if seed % 2:  # whole pages, so that dense rows come up
-            evictions = (evictions[:2, None] // 4 * 4 + np.arange(4)).ravel()
-        table.evict_tokens(np.unique(evictions))
-        assert table.is_dense() == dense_by_slots(table)
-        table.seal(table.open_start)
-        codes, _ = table.ledger.candidates(99)
-        if len(codes) and table.ledger.live[codes[:2]].sum() <= 4:
-            table.apply_moves(plan_for(table, codes[:2].tolist(), [page]))
-        assert table.is_dense() == dense_by_slots(table)
-
-
-def test_a_token_that_died_during_the_copy_stays_dead() -> None:
+def test_a_token_evicted_during_the_copy_stays_evicted() -> None:
     table = table_of(40)
     table.seal(36)
     table.evict_tokens(np.array([1, 2, 3, 5, 6, 7]))
@@ -192,15 +147,14 @@ def test_a_plan_is_refused_when_a_live_token_moved_meanwhile() -> None:
     assert (table.ledger.pages_held, table.ledger.live_tokens) == before
 
 
-def test_tree_owned_slots_are_not_the_tables_to_tell() -> None:
+def test_slots_of_tree_owned_tokens_are_not_known() -> None:
     table = table_of(40, protected=8)
     with pytest.raises(PositionError):
         table.slots_of(np.array([3]))
 
 
-def test_waste_counts_the_tail_and_sealed_waste_does_not() -> None:
+def test_sealed_waste_leaves_the_tail_out() -> None:
     table = table_of(9)
-    assert table.waste() == pytest.approx(1 - 9 / 12)
     assert table.sealed_waste() == 0.0
     table.seal(8)
     table.evict_tokens(np.array([0, 1, 2]))
@@ -231,27 +185,36 @@ def test_a_tail_page_that_ends_beyond_the_known_length_holds_only_known_tokens()
     assert positions.tolist() == list(range(64, 116))
 
 
+def bytes_of(part: object) -> int:
+    """Host bytes of an object and of what its slots hold, unused capacity included."""
+    values = [getattr(part, name) for name in type(part).__slots__]  # type: ignore[attr-defined]
+    arrays = sum(value.nbytes for value in values if isinstance(value, np.ndarray))
+    lists = sum(len(value) * value.itemsize for value in values if isinstance(value, array))
+    inner = sum(bytes_of(value) for value in values if isinstance(value, PageLedger))
+    return sys.getsizeof(part) + arrays + lists + inner
+
+
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_metadata_per_token(page_size: int) -> None:
     """Worst state over a request's life, per known token: grown by single tokens, then one token
-    of every page dies and all the others are compacted anew, the plan still pending."""
+    of every page is evicted and all the others are compacted, the plan still in flight."""
     table = table_of(1024, page_size)
     worst = 0.0
     for length in range(1025, 4097):
         table.sync_new_tokens(length)
         if table.ledger.has_unread:
             table.set_unread(np.array([length * page_size]))
-        worst = max(worst, table.metadata_bytes() / length)
+        worst = max(worst, bytes_of(table) / length)
     table.seal(table.open_start)
     table.evict_tokens(np.arange(0, table.open_start, page_size))
-    worst = max(worst, table.metadata_bytes() / 4096)
+    worst = max(worst, bytes_of(table) / 4096)
     if page_size > 1:
         codes = table.ledger.candidates(99999)[0].tolist()
         pages = -(-table.ledger.sealed_live // page_size)
         plan = plan_for(table, codes, list(range(9000, 9000 + pages)))
-        worst = max(worst, (table.metadata_bytes() + plan.metadata_bytes()) / 4096)
+        worst = max(worst, (bytes_of(table) + bytes_of(plan)) / 4096)
         table.apply_moves(plan)
         assert len(plan.positions) == (page_size - 1) * len(codes) > 3500 * (1 - 8 / page_size)
-        worst = max(worst, table.metadata_bytes() / 4096)
+        worst = max(worst, bytes_of(table) / 4096)
     print(f"page size {page_size}: {worst:.2f} bytes of metadata per token")
     assert worst <= BYTES_PER_TOKEN

@@ -92,7 +92,7 @@ def study(
             "name": "multi_turn", "sessions": 1, "requests": 2, "output_tokens": 10, "longest": 99,
             "facts": {"mean_turns": 2.0}, "fingerprint": "f00",
         },
-        "versions": {"python": "3.11"}, "patch_series": None, "commit": "0123-dirty",
+        "versions": {"python": "3.11"}, "commit": "0123-dirty",
         "machine": {"device": "cpu", "cpu": "A CPU", "cores": 2, "memory_gib": 4.0},
     }  # fmt: skip
     return head, runs

@@ -16,8 +16,8 @@ from eval.bench import kernel_times
 from eval.bench.flashinfer_checks import Sizes, decode_wanted, greatest, make_pruned, repacked
 from eval.bench.timing import ratio_figure
 from tests.helpers import flashinfer_stand_in as stand_in
-from vtoken_sglang.kernels.copy_slots_ref import copy_slots_ref
-from vtoken_sglang.kernels.pack_live_ref import pack_live_ref
+from vtoken_sglang.kernels.copy_slots.reference import copy_slots_reference
+from vtoken_sglang.kernels.pack_live.reference import pack_live_reference
 
 CPU = torch.device("cpu")
 SMALL = Sizes(q_heads=4, kv_heads=2, dim=16, lanes=3, span=90, dtype=torch.float32)
@@ -33,8 +33,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         return [float(len(results))] * repeats
 
     monkeypatch.setattr(kernel_times, "times_ms", once)
-    monkeypatch.setattr(kernel_times, "copy_slots_triton", copy_slots_ref)
-    monkeypatch.setattr(kernel_times, "pack_live_triton", pack_live_ref)
+    monkeypatch.setattr(kernel_times, "copy_slots_triton", copy_slots_reference)
+    monkeypatch.setattr(kernel_times, "pack_live_triton", pack_live_reference)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**27, 2**27))
     return results
 
@@ -86,17 +86,14 @@ def test_attention_figures(runs: list[Any]) -> None:
     figures = kernel_times.attention_figures(stand_in, CPU, 2, 1, sizes=SMALL)
     assert set(figures) == {
         "decode_time_ratio_repacked_keep30",
-        "decode_time_ratio_page_mode_keep30",
         "decode_time_ratio_pruned_keep30",
     }
-    scattered, packed, paged, full = runs
-    # The same tokens wherever they lie and however they are listed; not the same as all of them.
+    scattered, packed, full = runs
+    # The same tokens wherever they lie; not the same as all of them.
     torch.testing.assert_close(packed, scattered, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(paged, scattered, atol=1e-6, rtol=1e-6)
     assert (full - scattered).abs().max() > 1e-2
     assert figures["decode_time_ratio_repacked_keep30"]["value"] == 2.0
-    assert figures["decode_time_ratio_page_mode_keep30"]["value"] == 1.5
-    assert figures["decode_time_ratio_pruned_keep30"]["value"] == 0.25
+    assert figures["decode_time_ratio_pruned_keep30"]["value"] == pytest.approx(1 / 3)
 
 
 def test_repacked_rows_hold_the_same_tokens() -> None:

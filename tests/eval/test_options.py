@@ -12,7 +12,8 @@ from vtoken_sglang_eval.errors import ConfigError
 from vtoken_sglang_eval.options import ABLATIONS, Options, add_flags, given_flags, make_options
 from vtoken_sglang_eval.studies import read_studies, shipped
 
-from vtoken_sglang.options import RequestOptions, VTokenConfig, split_arguments
+from vtoken_sglang.option_flags import split_arguments
+from vtoken_sglang.options import RequestOptions, VTokenConfig
 
 
 def flags(*words: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
 from tests.helpers.fake_engine import FakeEngine, FakeRequest
 from tests.helpers.prefix_engine import PrefixEngine
-from vtoken_sglang.engine.admission.budget import FootprintBudget
+from vtoken_sglang.engine.admission.budget import FootprintBudget, RequestBudget
 from vtoken_sglang.engine.hooks import admission as capacity_hooks
 
 AnyEngine = FakeEngine | PrefixEngine
@@ -44,12 +44,20 @@ def waiting(sim: FakeEngine, rid: str, prompt: int, new: int, **options: Any) ->
     return request
 
 
+def asked_about(
+    request: Any, budget: Any, running: Sequence[Any] = (), *, alone: bool = False
+) -> Any:
+    """What `PrefillAdder` is lent for one request."""
+    if isinstance(budget, FootprintBudget):
+        return RequestBudget(budget, request, running, alone)
+    return budget
+
+
 def ask(budget: Any, request: FakeRequest, *running: FakeRequest, chunk: int | None = None) -> bool:
     """What `PrefillAdder.add_one_req` asks; charges the request when it is admitted."""
     extend = len(request.full_untruncated_fill_ids) - request.prefix_len
     new = request.sampling_params.max_new_tokens
-    if isinstance(budget, FootprintBudget):
-        budget.consider(request, list(running), alone=not running and not budget.current_offset)
+    budget = asked_about(request, budget, running, alone=not running and not budget.current_offset)
     fits, limit = budget.check_prefill(
         extend_input_len=extend,
         total_tokens=extend + new + budget.page_size,
@@ -62,6 +70,20 @@ def ask(budget: Any, request: FakeRequest, *running: FakeRequest, chunk: int | N
         chunked = limit is not None and limit < extend
         budget.reserve(limit if chunked else extend, 0 if chunked else new)
     return fits
+
+
+def set_lengths(sim: AnyEngine, chunk: int | None = 64, context: int = 8192) -> None:
+    """What SGLang's scheduler derives from its pool, chunk size and model."""
+    vars(sim.scheduler).update(
+        max_req_len=sim.total - 1,
+        max_req_input_len=sim.total - 6,
+        max_new_tokens_limit=None,
+        chunked_prefill_size=chunk,
+        sliding_window_size=None,
+        page_size=sim.page_size,
+        kv_shard_widening=1,
+        model_config=SimpleNamespace(context_len=context),
+    )
 
 
 def decode_step(sim: AnyEngine, requests: list[Any], over: Sequence[Any] = ()) -> bool:
@@ -79,7 +101,7 @@ def decode_step(sim: AnyEngine, requests: list[Any], over: Sequence[Any] = ()) -
 def step_fits(sim: AnyEngine, requests: list[Any]) -> bool:
     """`check_decode_mem`, asked again after each retraction: the tree gives up what it can."""
     fits: bool = sim.allocator.check_decode_capacity(
-        num_tokens=decode_need(sim, requests), tree_cache=sim.scheduler.tree_cache
+        num_tokens=decode_need(sim, requests), tree_cache=getattr(sim, "tree", None)
     )
     return fits
 

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import LlamaConfig
 
 from tests.helpers import flashinfer_stand_in as stand_in
-from vtoken_sglang.engine.attention import live_lengths as kv_lens
+from vtoken_sglang.engine.attention.live_lengths import measure
 
 LAYERS = 2
 ROW_WIDTH = 512
@@ -219,7 +219,7 @@ def place(runner: SimpleNamespace, lanes: Lanes, *, evicted_share: float, seed: 
 def make_batch(
     runner: SimpleNamespace, lanes: Lanes, mode: ForwardMode, *, host_lens: bool = True
 ) -> SimpleNamespace:
-    """The forward as `ForwardBatch.init_new` leaves it: plan bound, live lengths filled."""
+    """The forward as `ForwardBatch.init_new` leaves it: plan bound, live lengths measured."""
     table = runner.req_to_token_pool.req_to_token
     spans = torch.tensor(lanes.spans)
     extend = mode != ForwardMode.DECODE
@@ -265,7 +265,7 @@ def make_batch(
     plan.bind(batch, translator)
     requests = [SimpleNamespace(kv=SimpleNamespace(req_pool_idx=row)) for row in lanes.rows]
     scheduled = SimpleNamespace(reqs=requests, prefix_lens=list(lanes.prefix) if extend else None)
-    kv_lens.fill(plan, scheduled, batch, lambda row: lanes.dead[row])
+    plan.kv_lens = measure(scheduled, batch, lambda row: lanes.dead[row])
     return batch
 
 

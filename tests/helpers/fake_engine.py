@@ -4,7 +4,7 @@ what attention would read can be compared with what was written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,9 @@ from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 
 from tests.helpers.fake_fence import ManualCopyEngine
+from vtoken_sglang.core.types import LAG
 from vtoken_sglang.engine.hooks import scheduler as scheduler_hooks
+from vtoken_sglang.engine.runtime import current
 from vtoken_sglang.engine.runtime import runtime as runtime_module
 from vtoken_sglang.engine.runtime.runtime import Runtime
 from vtoken_sglang.options import VTokenConfig
@@ -69,6 +71,25 @@ class FakeRequest:
         return range(max(0, self.kv.kv_committed_len - self.prompt_len))
 
 
+class FakeTree:
+    """A tree that holds what requests published until they end, and evicts nothing."""
+
+    disable = False
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+
+    def evictable_size(self) -> int:
+        return 0
+
+    def evict(self, _params: Any) -> None:
+        pass
+
+    def all_values_flatten(self) -> torch.Tensor:
+        held = [r.tree_pages for r in self._engine.owners() if r.tree_pages is not None]
+        return torch.cat([torch.zeros(0, dtype=torch.int64), *held]) * self._engine.page_size
+
+
 class FakeEngine:
     """The scheduler of one runtime.
 
@@ -97,8 +118,9 @@ class FakeEngine:
         self.scheduler: Any = SimpleNamespace(
             req_to_token_pool=self.rows,
             token_to_kv_pool_allocator=self.allocator,
-            tree_cache=None,
+            tree_cache=FakeTree(self),
             chunked_req=None,
+            dp_tp_group=SimpleNamespace(world_size=1),
             running_batch=SimpleNamespace(reqs=self.running),
             max_total_num_tokens=self.total,
             is_fully_idle=lambda **_: not self.running,
@@ -106,7 +128,7 @@ class FakeEngine:
         )
         monkeypatch.setattr(runtime_module, "make_copy_engine", lambda *_: self.copies)
         self.runtime = Runtime(self.scheduler, config)
-        monkeypatch.setattr(scheduler_hooks, "_runtime", self.runtime)
+        monkeypatch.setattr(current, "_runtime", self.runtime)
 
     # -- the life of a request ------------------------------------------------------------------
 
@@ -222,6 +244,11 @@ class FakeEngine:
             last_batch=batch,
         )
 
+    def until_due(self, last: Sequence[FakeRequest] | None = None) -> None:
+        """Safe points up to the one at which a copy of the last one is due."""
+        for _ in range(LAG):
+            self.safe_point(last)
+
     def cycle(self, *requests: FakeRequest, count: int = 1) -> None:
         """`count` times: the safe point, then one decode of `requests`; every copy is run."""
         for _ in range(count):
@@ -235,7 +262,10 @@ class FakeEngine:
 
         Without the tree: tree-owned tokens stay where they are.
         """
-        private = sum(kv_private_tokens(request.kv, self.page_size) for request in self.owners())
+        private = sum(
+            scheduler_hooks.count_private_tokens(kv_private_tokens, request.kv, self.page_size)
+            for request in self.owners()
+        )
         private, _ = scheduler_hooks.count_orphans((private, 0), None)
         return int(self.allocator.available_size()) + self.tree_tokens + private
 

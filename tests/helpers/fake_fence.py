@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vtoken_sglang.core.faults import CopyFailedError
+from vtoken_sglang.core.types import CopyFailedError
 from vtoken_sglang.kernels.copy_slots import copy_slots
 
 Slots = npt.NDArray[np.int64]
@@ -36,20 +36,17 @@ class ManualCopy:
         copy_slots(self.buffers[:1], torch.from_numpy(self.src), torch.from_numpy(self.dst))
 
     def finish(self) -> None:
-        """Copy everything and pass the fence."""
+        """Copy everything; the copy is over."""
         self.run()
         self.over = True
 
-    def passed(self) -> bool:
-        if self.failed:
-            raise CopyFailedError("the worker failed")
-        return self.over
-
     def wait(self, timeout: float) -> bool:
         """A test waits for no one: what has not run, runs now."""
-        if not self.over and not self.failed:
+        if self.failed:
+            raise CopyFailedError("the worker failed")
+        if not self.over:
             self.finish()
-        return self.passed()
+        return True
 
 
 class ManualCopyEngine:
@@ -67,9 +64,6 @@ class ManualCopyEngine:
     def waiting(self) -> list[ManualCopy]:
         return [copy for copy in self.copies if not copy.over and not copy.failed]
 
-    def close(self) -> None:
-        pass
-
 
 @dataclass
 class RecordedStreams:
@@ -81,6 +75,9 @@ class RecordedStreams:
 
     def Stream(self) -> "RecordedStream":
         return RecordedStream(self, "copy")
+
+    def current_stream(self) -> "RecordedStream":
+        return RecordedStream(self, self.current)
 
     def Event(self) -> "RecordedEvent":
         self.made += 1
@@ -106,10 +103,6 @@ class RecordedStream:
 class RecordedEvent:
     api: RecordedStreams
     name: str
-    done: bool = False
 
     def record(self, stream: RecordedStream) -> None:
         self.api.log.append(f"{stream.name} records {self.name}")
-
-    def query(self) -> bool:
-        return self.done

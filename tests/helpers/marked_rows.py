@@ -48,7 +48,7 @@ class MarkedRows:
     """Row table, K/V buffers and pool, with one distinct byte pattern per written token.
 
     Fields:
-        rows: int32 [num_rows, width], 0 = dead or never used.
+        rows: int32 [num_rows, width], 0 = evicted or never used.
         buffers: K and V of `layers` layers, [num_slots, 1, 4], float16 and float32 mixed.
         pool: every page but the sink's.
     """

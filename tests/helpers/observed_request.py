@@ -13,8 +13,11 @@ from vtoken_sglang_eval.policy_reference import Observed
 
 from tests.helpers.reference import visible_keys
 from vtoken_sglang.core.device_work import DeviceWork
+from vtoken_sglang.core.types import Generation, Row
 from vtoken_sglang.engine.observe.decode_tap import DecodeTap
-from vtoken_sglang.engine.observe.observer import Observer, observed_layers
+from vtoken_sglang.engine.observe.observer import ForwardLane, Observer, observed_layers
+from vtoken_sglang.engine.request_state import RequestState
+from vtoken_sglang.options import RequestOptions, VTokenConfig
 from vtoken_sglang.policy.base import Policy, PolicyView
 from vtoken_sglang.policy.registry import load_policy
 from vtoken_sglang.policy.scissorhands import Scissorhands
@@ -26,12 +29,57 @@ WINDOWED: dict[str, tuple[Policy, dict[str, int]]] = {
     "scissorhands": (Scissorhands(window=20), {"window": 20}),
     "snapkv": (SnapKV(window=16, kernel=3), {"window": 16, "kernel": 3}),
 }
+NO_SCORES = RequestOptions.resolve(
+    VTokenConfig(policy="h2o", keep=0.5, reuse_prefix_scores="off"), None
+)
 OBSERVING = ["h2o", "tova", "snapkv", "scissorhands"]
 
 
 def policy_named(name: str) -> Policy:
     """The policy, with a window that fits into a short request."""
     return WINDOWED[name][0] if name in WINDOWED else load_policy(name)
+
+
+class SimState(RequestState):
+    """The state of a simulated request: what is alive is what the simulation says."""
+
+    def __init__(self, sim: Sim) -> None:
+        super().__init__(
+            request=SimpleNamespace(decode_batch_idx=0),
+            record=sim.record,
+            row=Row(sim.row),
+            generation=Generation(1),
+            options=NO_SCORES,
+            policy=sim.policy,
+        )
+        self.sim = sim
+
+    def live_positions(self, length: int) -> NDArray[np.int64]:
+        return self.sim.live(length)
+
+    def live_len(self, length: int) -> int:
+        return len(self.sim.live(length))
+
+
+class RowState(RequestState):
+    """The state of a row that the test fills: what is alive is what has an entry."""
+
+    def __init__(self, rows: torch.Tensor, row: int, policy: Policy | None) -> None:
+        super().__init__(
+            request=SimpleNamespace(decode_batch_idx=0),
+            record=SimpleNamespace(req_pool_idx=row),
+            row=Row(row),
+            generation=Generation(1),
+            options=NO_SCORES,
+            policy=policy,
+        )
+        self.entries = rows[row]
+
+    def live_positions(self, length: int) -> NDArray[np.int64]:
+        return self.entries[:length].numpy().nonzero()[0].astype(np.int64)
+
+    def live_len(self, length: int) -> int:
+        return len(self.live_positions(length))
 
 
 class Sim:
@@ -78,19 +126,12 @@ class Sim:
             capacity=1,
             observe_layers=layers,
             observe_every=every,
-            observation_of=lambda request: request.policy.observation(),
-            live_positions=lambda row, end: self.live(end),
-            live_len=lambda row, end: len(self.live(end)),
             tap=self.tap,
             work=work,
         )
         self.row_ids = on_device(torch.tensor([self.row]))
-        self.request: Any = SimpleNamespace(
-            kv=SimpleNamespace(req_pool_idx=self.row, kv_committed_len=0),
-            policy=policy,
-            origin_input_ids=[],
-            output_ids=[],
-        )
+        self.record: Any = SimpleNamespace(req_pool_idx=self.row, kv_committed_len=0)
+        self.state = SimState(self)
 
     def live(self, end: int) -> NDArray[np.int64]:
         return np.array([pos for pos in range(end) if pos not in self.dead], np.int64)
@@ -107,11 +148,11 @@ class Sim:
     def forward(self, start: int, end: int, prompt_len: int) -> None:
         for pos in range(start, end):
             self.place(pos)
-        self.request.kv.kv_committed_len = end
-        self.request.origin_input_ids = range(prompt_len)
+        self.record.kv_committed_len = end
         decode = start >= prompt_len
-        batch = SimpleNamespace(reqs=[self.request], prefix_lens=[start], extend_lens=[end - start])
-        forward = self.observer.prepare(batch, decode, self.row_ids)
+        known = max(prompt_len, end) if decode else prompt_len
+        lane = ForwardLane(self.state, start, end, prompt_ends=end >= known)
+        forward = self.observer.prepare([lane], decode, self.row_ids)
         if forward is not None:
             for layer in range(LAYERS):
                 self.observer.on_layer(
@@ -153,7 +194,7 @@ class Sim:
     def scores(self, length: int) -> dict[int, float]:
         positions = torch.from_numpy(self.live(length))
         view = PolicyView(positions=positions, logical_len=length, request_seed=0)
-        seen = self.observer.see(self.row, self.policy, view)
+        seen = self.observer.see(self.state, self.policy, view)
         return dict(zip(positions.tolist(), self.policy.score(seen).tolist(), strict=True))
 
     def reference(self, length: int, last_chunk: tuple[int, int], first_query: int = 0) -> Observed:

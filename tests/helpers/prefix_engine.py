@@ -29,7 +29,9 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from tests.helpers.fake_fence import ManualCopyEngine
 from tests.helpers.tree_request import TreeRequest
+from vtoken_sglang.core.types import LAG
 from vtoken_sglang.engine.hooks import scheduler as scheduler_hooks
+from vtoken_sglang.engine.runtime import current
 from vtoken_sglang.engine.runtime import runtime as runtime_module
 from vtoken_sglang.engine.runtime.runtime import Runtime
 from vtoken_sglang.options import VTokenConfig
@@ -82,6 +84,7 @@ class PrefixEngine:
             token_to_kv_pool_allocator=self.allocator,
             tree_cache=self.tree,
             chunked_req=None,
+            dp_tp_group=SimpleNamespace(world_size=1),
             waiting_queue=[],
             running_batch=SimpleNamespace(reqs=self.running),
             max_total_num_tokens=self.total,
@@ -90,7 +93,7 @@ class PrefixEngine:
         )
         monkeypatch.setattr(runtime_module, "make_copy_engine", lambda *_: self.copies)
         self.runtime = Runtime(self.scheduler, config)
-        monkeypatch.setattr(scheduler_hooks, "_runtime", self.runtime)
+        monkeypatch.setattr(current, "_runtime", self.runtime)
 
     # -- the life of a request ------------------------------------------------------------------
 
@@ -231,6 +234,11 @@ class PrefixEngine:
         for copy in self.copies.waiting:
             copy.finish()
 
+    def until_due(self) -> None:
+        """Safe points up to the one at which a copy of the last one is due."""
+        for _ in range(LAG):
+            self.safe_point()
+
     def steps(self, count: int) -> None:
         """`count` turns; every copy is over by the next one."""
         for _ in range(count):
@@ -295,7 +303,10 @@ class PrefixEngine:
 
     def accounted(self) -> int:
         """SGLang's check of a busy step; equals `total` unless something leaked."""
-        private = sum(kv_private_tokens(request.kv, self.page_size) for request in self.owners())
+        private = sum(
+            scheduler_hooks.count_private_tokens(kv_private_tokens, request.kv, self.page_size)
+            for request in self.owners()
+        )
         private, _ = scheduler_hooks.count_orphans((private, 0), None)
         tree = self.tree.evictable_size() + self.tree.protected_size()
         return int(self.allocator.available_size()) + int(tree) + int(private)
@@ -321,8 +332,8 @@ class PrefixEngine:
 
     def holder_counts(self) -> np.ndarray:
         """The plugin's count of holders by page id."""
-        forks: Any = self.runtime._forks
-        found = forks.holders(self.running, set())
-        total = np.zeros(self.scheduler.max_total_num_tokens // self.page_size + 2, np.int64)
-        total[found.pages] = found.total
-        return total
+        holders = self.runtime.forks.holders
+        states = self.runtime.states
+        holders.update(self.runtime.state_of(request) for request in self.running)
+        assert holders.violations(states.values()) == []
+        return np.append(holders.total, 0)

@@ -194,6 +194,10 @@ class ServerProcess:
         return self._client.get(path, **options)
 
     def post(self, path: str, body: Any) -> httpx.Response:
+        """Send `body` as JSON; a text is JSON already."""
+        if isinstance(body, str):
+            headers = {"Content-Type": "application/json"}
+            return self._client.post(path, content=body, headers=headers)
         return self._client.post(path, json=body)
 
     def generate(self, payload: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tests.helpers.server import ServerProcess
-from vtoken_sglang.option_specs import SPECS
+from vtoken_sglang.options import OPTIONS
 
 Ending = Literal["length", "stop", "abort", "disconnect", "several"]
 
@@ -78,8 +78,8 @@ def _options(draw: random.Random) -> dict[str, Any]:
         return {"policy": "none"}
     options: dict[str, Any] = {"policy": policy} if policy else {}
     options["interval"] = draw.choice((1, 3, 16))
-    options["shared"] = draw.choice(SPECS["shared"].choices)
-    options["publish"] = draw.choice(SPECS["publish"].choices)
+    options["shared"] = draw.choice(OPTIONS["shared"].kind.choices)
+    options["publish"] = draw.choice(OPTIONS["publish"].kind.choices)
     options |= draw.choice(({"keep": 0.3}, {"keep": 0.7}, {"budget": 48}))
     return options
 

@@ -1,5 +1,5 @@
 """SGLang's loop over an engine in a test's hands, under more requests than its pool holds: prefill
-what admission lets in, else decode, and take back when a step does not fit."""
+what admission lets in, else decode, and retract when a step does not fit."""
 
 from __future__ import annotations
 
@@ -10,26 +10,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 from sglang.srt.managers import schedule_batch
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, match_kv_cache
 
-from tests.helpers.admission import ask, budget_of, decode_step, step_fits
+from tests.helpers.admission import ask, asked_about, budget_of, decode_step, step_fits
 from tests.helpers.fake_engine import ROWS, FakeRequest
 from tests.helpers.prefix_engine import PrefixEngine
 from tests.helpers.tree_request import TreeRequest
-from vtoken_sglang.core.footprint import page_ceil
-from vtoken_sglang.engine.admission.budget import FootprintBudget
 from vtoken_sglang.engine.hooks import admission as capacity_hooks
 from vtoken_sglang.engine.hooks import scheduler as scheduler_hooks
-from vtoken_sglang.engine.plugin.hook import SCHEDULER_HOOKS, resolve_hook
+from vtoken_sglang.engine.plugin.hook import hooks_of
 
 CHUNK = 32
 MAX_STEPS = 6000
-ADMISSION_HOOKS = ("prefill-budget", "running-reserve", "admission", "next-chunk")
+ADMISSION_HOOKS = ("create_budget", "running_reserve", "add_waiting", "add_chunked")
 
 
 def retraction_order(requests: list[Any]) -> list[Any]:
@@ -44,8 +41,9 @@ class Storm:
     """A storm over the fake engine.
 
     Fields:
-        ratio: as in `budget_of`. retracted: requests taken back. steps: how many it took.
-        peak: most requests that decoded at once. promptness: chance that a copy ends in a step.
+        ratio: as in `budget_of`. retracted: requests that were. steps: how many it took.
+        peak: maximum of requests that decoded at once.
+        promptness: chance that a copy ends in a step.
         last: what the last forward computed prompts of.
     """
 
@@ -82,12 +80,11 @@ class Storm:
         left, done = CHUNK, []
         chunked = self.sim.scheduler.chunked_req
         if chunked is not None:
-            if isinstance(budget, FootprintBudget):
-                budget.consider(chunked, self.sim.running, False)
-            limit = budget.available_chunk_tokens(CHUNK)
+            lent = asked_about(chunked, budget, self.sim.running)
+            limit = lent.available_chunk_tokens(CHUNK)
             if limit is not None:
                 left -= self.compute(chunked, limit)
-                budget.reserve(CHUNK - left, 0, is_chunked_continuation=True)
+                lent.reserve(CHUNK - left, 0, is_chunked_continuation=True)
                 done.append(chunked)
         while self.queue and left > 0 and len(self.sim.running) + len(done) < ROWS - 2:
             request = self.queue[0]
@@ -114,7 +111,7 @@ class Storm:
         return end - start
 
     def decode(self) -> None:
-        """A decode step; relief is asked once, then requests are taken back until it fits."""
+        """A decode step; relief is asked once, then requests are retracted until it fits."""
         over = self.over()
         going = [request for request in self.sim.running if request not in over]
         fits = decode_step(self.sim, going, over)
@@ -150,33 +147,19 @@ class TreeEngine(PrefixEngine):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *args: Any, **kwargs: Any) -> None:
         super().__init__(monkeypatch, *args, **kwargs)
-        for hook in SCHEDULER_HOOKS:
+        for hook in hooks_of("admission"):
             if hook.name in ADMISSION_HOOKS:
                 owner, _, name = hook.target.rpartition(".")
-                wrapped = _around(pkgutil.resolve_name(hook.target), resolve_hook(hook))
+                wrapped = _around(pkgutil.resolve_name(hook.target), hook.function)
                 monkeypatch.setattr(pkgutil.resolve_name(owner), name, wrapped)
         monkeypatch.setattr(schedule_batch, "release_req", lambda *, req, **_: self.retract(req))
         self.scheduler.running_batch.batch_is_full = False
 
-    def other_pages(self) -> np.ndarray:
-        """Pages of the tree, of rows that were never pruned, and those opened since the ledgers
-        last caught up."""
-        pages = self.tree_pages()
-        for request in self.owners():
-            kv, table = request.kv, self.runtime._table_of(request.kv.req_pool_idx)
-            known = kv.cache_protected_len if table is None else table.logical_len
-            start = page_ceil(known, self.page_size)
-            row = self.rows.req_to_token[kv.req_pool_idx, start : kv.kv_allocated_len]
-            pages += (row[:: self.page_size] // self.page_size).tolist()
-        return np.array(pages, np.int64)
-
     def violations(self) -> list[str]:
         """Every page is free, owned or fenced, exactly once; rows and ledgers agree."""
-        return self.runtime._reclaimer.violations(
-            self.allocator.get_all_free_pages().numpy(),
-            other_pages=self.other_pages(),
-            total_pages=self.total // self.page_size,
-        )
+        for request in self.owners():
+            self.runtime.state_of(request)
+        return self.runtime.health.violations(self.runtime.states.values())
 
 
 def _around(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -199,7 +182,7 @@ class TreeStorm(Storm):
     seen after the next one was launched.
 
     Fields:
-        chunk: most tokens of a prefill.
+        chunk: maximum tokens of a prefill.
         coming: requests that arrive later, with the step they arrive at, last one first.
         lengths: tokens that each request generates before it stops.
         happened: what the storm came across, so that a test cannot pass by missing it.
@@ -234,7 +217,7 @@ class TreeStorm(Storm):
 
     def requeue(self, request: TreeRequest, is_retracted: bool = False) -> None:
         """Of a chunked request that gave its pages to those that decode."""
-        self.happened["chunks taken back"] += 1
+        self.happened["chunks retracted"] += 1
         scheduler_hooks.keep_prompt_private(None, self.sim.scheduler, request, is_retracted)
         self.queue.append(request)
 
@@ -326,7 +309,7 @@ class TreeStorm(Storm):
     def check(self) -> None:
         super().check()
         assert self.sim.violations() == []
-        pending = self.sim.runtime._reclaimer.copies.pending.values()
+        pending = self.sim.runtime.reclaimer.copies.pending.values()
         forks = sum(copy.plan.new_protected_len is not None for copy in pending)
         self.happened["forks at once"] += forks > 1
         self.happened["running at once"] += len(self.sim.running) > 1

@@ -58,8 +58,8 @@ def evict_random(
     """Zero a share of each row's prefix positions in place (evicted tokens)."""
     gen = torch.Generator().manual_seed(seed)
     for lane, (span, own) in enumerate(zip(spans, own_lens, strict=True)):
-        dead = torch.rand(span - own, generator=gen) < share
-        rows[lane + 1, : span - own][dead] = 0
+        evicted = torch.rand(span - own, generator=gen) < share
+        rows[lane + 1, : span - own][evicted] = 0
 
 
 def dense_attention(

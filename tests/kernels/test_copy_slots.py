@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from vtoken_sglang.kernels.copy_slots import copy_slots
-from vtoken_sglang.kernels.copy_slots_cpu import copy_slots_cpu
-from vtoken_sglang.kernels.copy_slots_ref import copy_slots_ref
+from vtoken_sglang.kernels.copy_slots.cpu import copy_slots_cpu
+from vtoken_sglang.kernels.copy_slots.reference import copy_slots_reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.uint8]
 
@@ -21,10 +21,10 @@ def buffers_of(dtype: torch.dtype, slots: int = 480) -> list[torch.Tensor]:
     ]
 
 
-@pytest.mark.parametrize("form", [copy_slots, copy_slots_cpu, copy_slots_ref])
+@pytest.mark.parametrize("copy", [copy_slots, copy_slots_cpu, copy_slots_reference])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pattern", ["scattered", "runs", "one", "descending", "long", "two_runs"])
-def test_is_the_plain_loop_byte_for_byte(form, dtype: torch.dtype, pattern: str) -> None:  # type: ignore[no-untyped-def]
+def test_is_the_plain_loop_byte_for_byte(copy, dtype: torch.dtype, pattern: str) -> None:  # type: ignore[no-untyped-def]
     source = {
         "scattered": [7, 3, 19, 1, 30, 5],
         "runs": [4, 5, 6, 7, 16, 17, 18, 19],
@@ -44,7 +44,7 @@ def test_is_the_plain_loop_byte_for_byte(form, dtype: torch.dtype, pattern: str)
     for old in expected:
         for i in range(len(src)):
             old[dst[i]] = old[src[i]]
-    form(buffers, src, dst)
+    copy(buffers, src, dst)
     for buffer, old in zip(buffers, expected, strict=True):
         assert buffer.view(torch.uint8).equal(old)
 

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.attention_reference import Pool, Shape, dense_attention, evict_random, make_pool
-from vtoken_sglang.core.slot_map import build_slot_map
-from vtoken_sglang.kernels.cpu_attention import AttentionPlan, decode_attention, extend_attention
-from vtoken_sglang.kernels.cpu_scratch import Scratch
+from vtoken_sglang.kernels.cpu.attention import AttentionPlan, decode_attention, extend_attention
+from vtoken_sglang.kernels.cpu.scratch import Scratch
 
 torch.set_num_threads(1)  # the machine may be busy, and idle OpenMP threads spin
 SCALING = 0.3
@@ -29,10 +28,8 @@ SHAPES = (
 def run_extend(
     q: torch.Tensor, pool: Pool, row_ids: list[int], spans: list[int], own_lens: list[int]
 ) -> torch.Tensor:
-    slot_map = build_slot_map(
-        pool.rows, torch.tensor(row_ids), torch.tensor(spans), torch.tensor(own_lens), mode="live"
-    )
-    plan = AttentionPlan(slot_map.packed, slot_map.own_lens, Scratch())
+    lanes = (torch.tensor(row_ids), torch.tensor(spans), torch.tensor(own_lens))
+    plan = AttentionPlan(pool.rows, *lanes, Scratch())
     out = torch.full((*q.shape[:2], pool.v.shape[2]), torch.nan, dtype=q.dtype)
     extend_attention(q, pool.k, pool.v, plan, SCALING, out)
     return out
@@ -45,8 +42,8 @@ def run_decode(
     spans: list[int],
     scratch: Scratch | None = None,
 ) -> torch.Tensor:
-    slot_map = build_slot_map(pool.rows, torch.tensor(row_ids), torch.tensor(spans), mode="live")
-    plan = AttentionPlan(slot_map.packed, slot_map.own_lens, scratch or Scratch())
+    lanes = (torch.tensor(row_ids), torch.tensor(spans), None)
+    plan = AttentionPlan(pool.rows, *lanes, scratch or Scratch())
     out = torch.full((*q.shape[:2], pool.v.shape[2]), torch.nan, dtype=q.dtype)
     decode_attention(q, pool.k, pool.v, plan, SCALING, out)
     return out
@@ -180,17 +177,17 @@ def test_slot_placement_changes_no_bit(page_size: int) -> None:
     shape = Shape(q_heads=9, kv_heads=3, qk_dim=64, v_dim=64)
     spans = [300, 1500]
     scattered = make_pool(spans, shape, page_size=1, seed=1)
-    packed = make_pool(spans, shape, page_size=page_size, seed=2)
+    compacted = make_pool(spans, shape, page_size=page_size, seed=2)
     for row, span in enumerate(spans, start=1):
-        old, new = scattered.rows[row, :span].long(), packed.rows[row, :span].long()
-        packed.k[new], packed.v[new] = scattered.k[old], scattered.v[old]
+        old, new = scattered.rows[row, :span].long(), compacted.rows[row, :span].long()
+        compacted.k[new], compacted.v[new] = scattered.k[old], scattered.v[old]
     q = random_q(2, shape)
     assert torch.equal(
-        run_decode(q, scattered, [1, 2], spans), run_decode(q, packed, [1, 2], spans)
+        run_decode(q, scattered, [1, 2], spans), run_decode(q, compacted, [1, 2], spans)
     )
 
 
-def test_dead_tokens_and_neighbour_slots_are_never_read() -> None:
+def test_evicted_tokens_and_neighbour_slots_are_never_read() -> None:
     shape = Shape(q_heads=4, kv_heads=2)
     spans, own_lens = [150, 600], [1, 1]
     pool = make_pool(spans, shape)
@@ -230,8 +227,8 @@ def test_layers_of_two_geometries_share_a_plan() -> None:
     shapes = [Shape(q_heads=9, kv_heads=3), Shape(q_heads=4, kv_heads=2)]
     pools = [make_pool(spans, shape) for shape in shapes]
     assert torch.equal(pools[0].rows, pools[1].rows)
-    slot_map = build_slot_map(pools[0].rows, torch.tensor([1, 2]), torch.tensor(spans), mode="live")
-    plan = AttentionPlan(slot_map.packed, slot_map.own_lens, Scratch())
+    lanes = (torch.tensor([1, 2]), torch.tensor(spans), None)
+    plan = AttentionPlan(pools[0].rows, *lanes, Scratch())
     for _ in range(2):
         for shape, pool in zip(shapes, pools, strict=True):
             q = random_q(2, shape)

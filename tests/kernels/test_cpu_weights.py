@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from tests.kernels.attention_reference import Shape, evict_random, make_pool
-from vtoken_sglang.core.slot_map import build_slot_map
-from vtoken_sglang.kernels.cpu_attention import AttentionPlan, decode_attention
-from vtoken_sglang.kernels.cpu_scratch import Scratch
+from vtoken_sglang.kernels.cpu.attention import AttentionPlan, decode_attention
+from vtoken_sglang.kernels.cpu.scratch import Scratch
 
 SCALING = 0.3
 
@@ -22,8 +21,7 @@ def test_weights_are_the_softmax_over_live_keys(shape: Shape, spans: list[int]) 
     generator = torch.Generator().manual_seed(3)
     q = torch.randn(len(spans), shape.q_heads, shape.qk_dim, generator=generator)
     row_ids = torch.arange(1, len(spans) + 1)
-    slot_map = build_slot_map(pool.rows, row_ids, torch.tensor(spans), mode="live")
-    plan = AttentionPlan(slot_map.packed, slot_map.own_lens, Scratch())
+    plan = AttentionPlan(pool.rows, row_ids, torch.tensor(spans), None, Scratch())
     shown: list[torch.Tensor] = []
     out, silent = torch.empty(q.shape), torch.empty(q.shape)
     decode_attention(

@@ -1,175 +1,174 @@
-"""The shipped series: list, patches, header, UPSTREAM and the released wheel agree."""
+"""The series fits the released SGLang, is undone byte for byte, and is inert until it is set."""
 
 from __future__ import annotations
 
+import base64
+import csv
 import hashlib
+import importlib.metadata
+import json
+import os
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from vtoken_sglang import SUPPORTED_SGLANG_VERSION, patching
-from vtoken_sglang.errors import HookError
-from vtoken_sglang.patch_series import HEADER_FIELDS, Series, load_series, shipped_series
+from tests.helpers.patched_sglang import PATCHES, patch, stage, touched_files
+from vtoken_sglang import SUPPORTED_SGLANG_VERSION
+from vtoken_sglang.engine.plugin.installation import package_root
+from vtoken_sglang.engine.plugin.upstream import PATCHED_SHA256, UPSTREAM_SHA256
 
-MAX_CHANGED_LINES = 40
-SOURCE = Path(__file__).parents[2] / "patches"
+PROBE = """
+import json
+from types import SimpleNamespace
+from sglang.srt.managers.schedule_batch import ReqKvInfo
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.scheduler_components import pool_stats_observer as observer
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
-
-def test_expected_patches_are_shipped_as_package_data() -> None:
-    names = [patch.name for patch in shipped_series().patches]
-    assert names == ["forward-done-listener", "kv-reclaimed-tokens", "plan-kv-lens"]
-
-
-def test_shipped_package_data_is_this_checkout() -> None:
-    assert load_series(SOURCE) == shipped_series()
-
-
-@pytest.mark.parametrize("patch", shipped_series().patches, ids=lambda patch: patch.name)
-def test_each_patch_has_its_header_and_is_small(patch) -> None:
-    assert set(patch.header) == set(HEADER_FIELDS)
-    assert all(len(value) > 1 for value in patch.header.values())
-    assert patch.header["Base"] == f"sglang {SUPPORTED_SGLANG_VERSION}"
-    assert 0 < patch.changed_lines <= MAX_CHANGED_LINES
-
-
-def test_upstream_hashes_are_those_of_the_released_wheel(record_sha256: dict[str, str]) -> None:
-    for path, sha256 in shipped_series().pristine_sha256.items():
-        assert sha256 == record_sha256[path], path
+scheduler, record = Scheduler.__new__(Scheduler), ReqKvInfo(kv_allocated_len=33)
+found = {"file": observer.__file__, "stock": observer.kv_private_tokens(record, 16)}
+found["unset"] = [Scheduler.forward_launched_listener, ForwardBatch.kv_lens_of]
+scheduler._notify_forward_launched("batch")
+observer.private_tokens_of = lambda kv: 7 if kv is record else None
+found["asked"] = [observer.kv_private_tokens(kv, 16) for kv in (record, ReqKvInfo())]
+heard = []
+Scheduler.forward_launched_listener = lambda *arguments: heard.append(arguments)
+scheduler._notify_forward_launched("batch")
+found["heard"] = heard == [(scheduler, "batch")]
+print(json.dumps(found))
+"""
 
 
-def test_every_patch_applies_and_reverses_byte_identically(released: Path) -> None:
-    series = shipped_series()
-    for path in patching.touched_files():
-        pristine = (released / path).read_bytes()
-        patched = series.patch_content(path, pristine)
-        assert patched != pristine
-        assert series.restore_content(path, patched) == pristine
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A folder with the touched files of the installed SGLang, as a checkout has them."""
+    for name in touched_files():
+        target = tmp_path / "checkout" / "python" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(package_root().parent / name, target)
+    return tmp_path / "checkout"
 
 
-def test_patches_change_nothing_but_what_they_add(released: Path) -> None:
-    """Only one line of SGLang is taken away: the return of `kv_private_tokens`."""
-    removed = []
-    for patch in shipped_series().patches:
-        for diff in patch.diffs:
-            for hunk in diff.hunks:
-                new = list(hunk.new_lines)
-                for line in hunk.old_lines:
-                    if line in new:
-                        new.remove(line)
-                    else:
-                        removed.append(line.strip())
-    assert removed == [
-        b"return ceil_align(kv.kv_allocated_len, page_size) - kv.cache_protected_len"
-    ]
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_patched_files_compile(released: Path) -> None:
-    series = shipped_series()
-    for path in patching.touched_files():
-        compile(series.patch_content(path, (released / path).read_bytes()), path, "exec")
+def released_sha256() -> dict[str, str]:
+    """Of every file of the wheel, hex, from what its installer recorded."""
+    record = importlib.metadata.distribution("sglang").read_text("RECORD") or ""
+    rows = [(path, digest) for path, digest, _size in csv.reader(record.splitlines()) if digest]
+    return {
+        path: base64.urlsafe_b64decode(digest.removeprefix("sha256=") + "=").hex()
+        for path, digest in rows
+    }
 
 
-def test_series_hash_covers_every_byte_of_series_and_patches(tmp_path: Path) -> None:
-    seen = {shipped_series().sha256}
-    for name in ("series", *(f"{patch.name}.patch" for patch in shipped_series().patches)):
-        directory = _copy(tmp_path / name)
-        data = (directory / name).read_bytes()
-        comment = b"# note\n" + data if name == "series" else data.replace(b": ", b":  ", 1)
-        (directory / name).write_bytes(comment.replace(b":  ", b": A ", 1))
-        seen.add(load_series(directory).sha256)
-    assert len(seen) == 2 + len(shipped_series().patches)
-    assert patching.series_hash() == shipped_series().sha256
+def test_the_hashes_are_those_of_the_released_wheel() -> None:
+    release, *lines = (PATCHES / "UPSTREAM").read_text().splitlines()
+    assert release == f"sglang {SUPPORTED_SGLANG_VERSION}"
+    recorded = released_sha256()
+    assert {name: digest for digest, name in map(str.split, lines)} == {
+        name: recorded[name] for name in touched_files()
+    }
+    for source, digest in UPSTREAM_SHA256.items():
+        assert recorded[f"sglang/{source}"] == digest, source
 
 
-def _copy(target: Path) -> Path:
-    shutil.copytree(SOURCE, target)
-    return target
+def test_every_patch_is_listed_and_gives_its_reason() -> None:
+    listed = (PATCHES / "series").read_text().split()
+    assert sorted(listed) == sorted(path.name for path in PATCHES.glob("*.patch"))
+    for name in listed:
+        header, _, diff = (PATCHES / name).read_text().partition("\ndiff --git ")
+        fields, _, reason = header.partition("\n\n")
+        assert "\nSubject: [PATCH] " in fields, name
+        assert len(reason.split()) > 40, name
+        assert diff.count("\n+") + diff.count("\n-") < 50, name
 
 
-def _edit(name: str, old: str, new: str) -> Callable[[Path], None]:
-    def edit(directory: Path) -> None:
-        text = (directory / name).read_text()
-        assert old in text
-        (directory / name).write_text(text.replace(old, new, 1))
+def test_git_am_takes_the_series(copy: Path) -> None:
+    identity = {
+        "EMAIL": "tester@example.invalid",
+        "GIT_AUTHOR_NAME": "t",
+        "GIT_COMMITTER_NAME": "t",
+    }
 
-    return edit
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", *words], cwd=copy, env={**os.environ, **identity},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return done.stdout
 
-
-def _unlist(directory: Path) -> None:
-    _edit("series", "plan-kv-lens.patch\n", "")(directory)
-
-
-def _delete(directory: Path) -> None:
-    (directory / "plan-kv-lens.patch").unlink()
-
-
-PLAN = "plan-kv-lens.patch"
-BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
-    "patch not listed": (_unlist, "series"),
-    "listed patch absent": (_delete, "series"),
-    "patch listed twice": (_edit("series", PLAN, f"{PLAN}\n{PLAN}"), "series"),
-    "no series": (lambda d: (d / "series").unlink(), "series"),
-    "no UPSTREAM": (lambda d: (d / "UPSTREAM").unlink(), "UPSTREAM"),
-    "other release": (_edit("UPSTREAM", "sglang 0.5.23", "sglang 0.5.24"), "UPSTREAM"),
-    "file without hash": (_edit("UPSTREAM", "srt/mem_cache", "srt/mem_cachet"), "UPSTREAM"),
-    "malformed hash": (_edit("UPSTREAM", "\n0", "\nx"), "UPSTREAM"),
-    "header field gone": (_edit(PLAN, "Remove-when:", "Removed:"), "plan-kv-lens"),
-    "other base": (_edit(PLAN, "Base: sglang 0.5.23", "Base: sglang 0.5.22"), "plan-kv-lens"),
-    "stray header text": (_edit(PLAN, "Base:", "hello\nBase:"), "plan-kv-lens"),
-    "outside sglang": (_edit(PLAN, "a/sglang/srt/mem", "a/other/srt/mem"), "plan-kv-lens"),
-    "hunk count wrong": (_edit(PLAN, "@@ -47,10", "@@ -47,11"), "plan-kv-lens"),
-    "added line dropped": (_edit(PLAN, "+    ] = None\n", ""), "plan-kv-lens"),
-    "cut off": (lambda d: (d / PLAN).write_text((d / PLAN).read_text()[:-3]), "plan-kv-lens"),
-}
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "released")
+    names = (PATCHES / "series").read_text().split()
+    git("am", "--quiet", "--directory=python", *(str(PATCHES / name) for name in names))
+    assert git("log", "--oneline").count("\n") == 1 + len(names)
+    assert patched_sha256(copy / "python") == PATCHED_SHA256
 
 
-@pytest.mark.parametrize("defect", BROKEN)
-def test_a_broken_series_is_refused_by_name(defect: str, tmp_path: Path) -> None:
-    break_it, at_fault = BROKEN[defect]
-    directory = _copy(tmp_path / "patches")
-    break_it(directory)
-    with pytest.raises(HookError) as refusal:
-        load_series(directory)
-    assert refusal.value.hook == at_fault
+def patched_sha256(root: Path) -> dict[str, str]:
+    return {
+        name.removeprefix("sglang/"): hashlib.sha256((root / name).read_bytes()).hexdigest()
+        for name in touched_files()
+    }
 
 
-TAMPERED = {
-    "line number": _edit(PLAN, "@@ -47,10 +47,12", "@@ -48,10 +48,12"),
-    "new line number": _edit(PLAN, "@@ -121,6 +123,11", "@@ -121,6 +124,11"),
-    "context": _edit(PLAN, " if TYPE_CHECKING:", " if TYPE_CHECKIN:"),
-}
+def test_apply_and_reverse(copy: Path) -> None:
+    before = contents(copy)
+    assert patch("--check", copy).returncode == 0
+    assert contents(copy) == before
+    assert patch(copy).returncode == 0
+    assert patched_sha256(copy / "python") == PATCHED_SHA256
+    for again in ((copy,), ("--check", copy)):
+        done = patch(*again)
+        assert done.returncode == 1
+        assert "scheduler.py (sha256 " in done.stderr
+    assert patch("--reverse", copy).returncode == 0
+    assert contents(copy) == before
 
 
-@pytest.mark.parametrize("defect", TAMPERED)
-def test_a_patch_that_does_not_fit_exactly_changes_nothing(
-    defect: str, package: Path, tmp_path: Path
-) -> None:
-    directory = _copy(tmp_path / "patches")
-    TAMPERED[defect](directory)
-    before = {path: path.read_bytes() for path in package.rglob("*.py")}
-    with pytest.raises(HookError, match=r"hook plan-kv-lens: does not fit sglang/srt/mem_cache"):
-        patching.apply(package, load_series(directory))
-    assert {path: path.read_bytes() for path in package.rglob("*.py")} == before
-    assert not (package / ".vtoken_patches.json").exists()
+def test_a_folder_inside_a_repository_is_patched_all_the_same(copy: Path) -> None:
+    """git would skip the patches of a folder below a repository's top without a word."""
+    subprocess.run(["git", "init", "--quiet"], cwd=copy.parent, check=True)
+    assert patch(copy / "python").returncode == 0
+    assert patched_sha256(copy / "python") == PATCHED_SHA256
 
 
-def tampered_series(directory: Path) -> Series:
-    """A series that is well formed and fits, but adds something else."""
-    _copy(directory)
-    _edit(PLAN, "+        kv_loc_plan.fill_kv_lens(batch, ret)", "+        pass")(directory)
-    return load_series(directory)
+def test_another_release_is_refused_whole(copy: Path) -> None:
+    changed = copy / "python" / touched_files()[-1]
+    changed.write_bytes(changed.read_bytes() + b"# another release\n")
+    before = contents(copy)
+    done = patch(copy)
+    assert done.returncode == 1
+    assert (
+        f"not sglang {SUPPORTED_SGLANG_VERSION} as released: {touched_files()[-1]}" in done.stderr
+    )
+    assert contents(copy) == before
 
 
-def test_files_patched_by_another_series_are_refused(package: Path, tmp_path: Path) -> None:
-    other = tampered_series(tmp_path / "patches")
-    assert patching.apply(package, other)
-    file = package / "srt/model_executor/forward_batch_info.py"
-    got = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
-    for action in (patching.check, patching.apply, patching.reverse):
-        with pytest.raises(HookError, match=f"got {got}; .*another version") as refusal:
-            action(package)
-        assert refusal.value.hook == "plan-kv-lens"
-    assert patching.reverse(package, other)
-    assert patching.apply(package)
+def test_links_to_other_copies_keep_the_release(copy: Path, tmp_path: Path) -> None:
+    """Package caches share files between environments by hard links."""
+    name = touched_files()[0]
+    os.link(copy / "python" / name, tmp_path / "shared.py")
+    before = (tmp_path / "shared.py").read_bytes()
+    assert patch(copy).returncode == 0
+    assert (tmp_path / "shared.py").read_bytes() == before
+
+
+def test_a_patched_sglang_is_inert_until_a_call_out_is_set(tmp_path: Path) -> None:
+    folder = stage(tmp_path)
+    assert patch(folder).returncode == 0
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE],
+        env={**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.pop("file").startswith(str(folder))
+    assert found == {"stock": 48, "unset": [None, None], "asked": [7, 0], "heard": True}

@@ -48,7 +48,7 @@ def states(draw: st.DrawFn) -> tuple[NDArray[np.int64], int, RequestOptions, int
         keep=keep,
         budget=draw(st.integers(1, 130)) if keep is None else None,
         sink=draw(st.integers(0, 12)),
-        recent=draw(st.integers(0, 40)),
+        recent=draw(st.integers(0, 40) | st.sampled_from([0.07, 0.29, 0.5, 0.99])),
     )
     eligible_below = draw(st.integers(0, logical_len + 5))
     # Few distinct values, so that ties are common.
@@ -81,10 +81,13 @@ def test_evicted_match_a_plain_reference(
     )
     assert np.array_equal(live, before)
     assert evicted.dtype == np.int64
+    recent = options.recent
+    if isinstance(recent, float):
+        recent = int(Decimal(str(recent)) * reference_target(options, logical_len))
     candidates = [
         pos
         for pos in live.tolist()
-        if options.sink <= pos < logical_len - options.recent and pos < eligible_below
+        if options.sink <= pos < logical_len - recent and pos < eligible_below
     ]
     count = min(len(candidates), max(0, len(live) - reference_target(options, logical_len)))
     order = sorted(candidates, key=lambda pos: (float(policy.table[pos]), pos))

@@ -12,7 +12,6 @@ from tests.helpers.reference import Reference
 from tests.helpers.server import ServerProcess
 from tests.served.configurations import POOL_FLAGS, STRICT_CHECKS
 from tests.served.mix import Answer, Mix, build_mix, run_mix
-from vtoken_sglang.patching import stage_pristine_overlay
 
 
 @pytest.fixture(scope="session")
@@ -41,12 +40,10 @@ class StockRun:
 
 @pytest.fixture(scope="session")
 def stock(model_path: Path, mix: Mix, tmp_path_factory: pytest.TempPathFactory) -> StockRun:
-    """The mix answered by SGLang as released: unpatched, the plugin installed but not asked for."""
+    """The mix answered by SGLang as released, the plugin installed but not asked for."""
     folder = tmp_path_factory.mktemp("stock")
-    overlay = stage_pristine_overlay(folder / "overlay")
     flags = ["--model-path", str(model_path), *POOL_FLAGS]
-    environment = {**STRICT_CHECKS, "PYTHONPATH": str(overlay)}
-    with ServerProcess(flags, log=folder / "server.log", environment=environment) as server:
+    with ServerProcess(flags, log=folder / "server.log", environment=STRICT_CHECKS) as server:
         answers = run_mix(server, mix)
         info = server.get("/server_info").json()
     return StockRun(answers, info)

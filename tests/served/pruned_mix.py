@@ -37,13 +37,12 @@ The clock in the hall runs again: it wanted only a drop of oil and a new key, nu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """How a server treats the memory of evicted tokens."""
+    """How a server treats the memory of evicted tokens: which parts are switched off."""
 
-    arm: str
-    copy: str = "async"
+    ablation: str = ""
 
     def __str__(self) -> str:
-        return self.arm if self.arm == "naive" else f"{self.arm}-{self.copy}"
+        return self.ablation or "reclaim"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ def serve_pruned_mix(
     flags = ["--model-path", str(model_path), *POOL_FLAGS, *configuration.flags()]
     # The default of the server prunes nothing in practice; each request says what it wants.
     flags += ["--vtoken-policy", "streaming_llm", "--vtoken-keep", "1.0", "--vtoken-check"]
-    flags += ["--vtoken-arm", arm.arm, "--vtoken-copy", arm.copy, "--vtoken-trace", str(trace)]
+    flags += ["--vtoken-ablation", arm.ablation, "--vtoken-trace", str(trace)]
     with ServerProcess(flags, log=log, entry=PRODUCT, environment=STRICT_CHECKS) as server:
         answers = run_mix(server, mix)
         before = len(server.log)

@@ -1,4 +1,4 @@
-"""Reclaimed memory as concurrency on a real server: length, storms, and who is taken back."""
+"""Reclaimed memory as concurrency on a real server: length, storms, and who is retracted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.served.configurations import STRICT_CHECKS
 pytestmark = pytest.mark.server
 
 POOL = 320  # tokens
-ASKED_FOR = ("must leave a request", "maximum allowed length")  # refusals that a test provokes
+ASKED_FOR = ("must leave a prompt", "maximum allowed length")  # refusals that a test provokes
 VOCABULARY = range(200, 40_000)
 SHORT = ("--vtoken-recent", "16")
 COMMON = (
@@ -80,18 +80,43 @@ def test_a_request_outgrows_the_pool_and_others_do_not_notice(
         after = state(server)
         assert after["outgrown_requests"] == 2
         assert after["retractions"] == 0
-        refused = server.post("/generate", payload(prompt(40, 3), 3000, keep=0.9))
-        assert refused.status_code == 400, refused.text
-        message = refused.json()["error"]["message"]
-        assert message.startswith("vtoken.keep: must leave a request that is longer than the pool")
-        assert "would fit" in message
+        for options in ({"policy": "random", "keep": 0.9}, {"policy": "snapkv"}):
+            fit = named_limit(server, 700, options)
+            at_limit = server.generate(payload(prompt(fit, 2), 8, **options))
+            assert 0 < generated(at_limit) <= 8
+            assert named_limit(server, fit + 1, options) == fit
+        for options in ({"policy": "random", "keep": 0.9}, {"policy": "none"}):
+            clipped = server.generate(payload(prompt(200, 4), 500, **options))
+            assert generated(clipped) == POOL - 16 - 208 - 1
+            assert clipped["meta_info"]["finish_reason"]["type"] == "length"
         unpruned = server.post("/generate", payload(prompt(700, 2), 8, policy="none"))
         assert unpruned.status_code == 400
         assert "maximum allowed length" in unpruned.text
 
 
+def named_limit(server: ServerProcess, length: int, options: dict[str, Any]) -> int:
+    """What a refusal says to be the longest prompt that would be served."""
+    refused = server.post("/generate", payload(prompt(length, 2), 8, **options))
+    assert refused.status_code == 400, refused.text
+    message = refused.json()["error"]["message"]
+    assert f"must leave a prompt of {length} tokens room" in message
+    return int(message.partition("a prompt of up to ")[2].split()[0])
+
+
+@pytest.mark.slow
+def test_a_large_answer_is_clipped_pruned_or_not(model_path: Path, tmp_path: Path) -> None:
+    """Clients with a large default for the answer are served as before pruning was switched on."""
+    flags = ("--vtoken-budget", "512", "--chunked-prefill-size", "512")
+    with serving(model_path, tmp_path / "server.log", *flags, pool=4096) as server:
+        for options in ({"policy": "random", "keep": 0.9}, {"policy": "none"}):
+            answer = server.generate(payload(prompt(3990, 6), 2000, **options))
+            assert generated(answer) == 4096 - 16 - 4000 - 1
+            assert answer["meta_info"]["finish_reason"]["type"] == "length"
+        assert state(server)["retractions"] == 0
+
+
 def storm(count: int, seed: int) -> list[dict[str, Any]]:
-    """Requests whose pruning lags: rare looks, scattered evictions, prompts of every length, a
+    """Requests whose pruning lags: rare and scattered evictions, prompts of every length, a
     third of them on a few shared prefixes, some not pruned at all, some longer than the pool."""
     draw = random.Random(seed)
     prefixes = [prompt(96, seed + n) for n in range(3)]
@@ -140,14 +165,14 @@ def test_a_storm_whose_pruning_lags_waits_its_turn(
 
 def counted(model: Path, log: Path, *flags: str) -> dict[str, Any]:
     """Counters after ten requests that all want more than SGLang reserves for them, and whose
-    looks come late.
+    evictions come late.
 
     Unpruned they want 10 x 176 tokens. Pruned, each may hold its budget of 4 pages and the one it
     writes: 50 of the pool's 56, the rest for copies.
     """
     requests = [payload(prompt(48, n), 128, interval=96, publish="never") for n in range(10)]
     flags = ("--vtoken-budget", "64", "--vtoken-recent", "16", *flags)
-    flags = (*flags, "--schedule-conservativeness", "0.01", "--vtoken-admission", "full")
+    flags = (*flags, "--schedule-conservativeness", "0.01")
     with serving(model, log, *flags, pool=896) as server:
         answers = server.generate_concurrently(requests)
         assert {generated(answer) for answer in answers} == {128}
@@ -157,8 +182,9 @@ def counted(model: Path, log: Path, *flags: str) -> dict[str, Any]:
 @pytest.mark.slow
 def test_reclaim_comes_before_retraction(model_path: Path, tmp_path: Path) -> None:
     """The same requests, admitted alike: what is reclaimed in time need not be taken back."""
-    off = counted(model_path, tmp_path / "off.log", "--vtoken-shortage", "retract")
-    on = counted(model_path, tmp_path / "on.log")
+    alike = ("--vtoken-ablation", "full-admission")
+    off = counted(model_path, tmp_path / "off.log", *alike[:1], alike[1] + ",retract")
+    on = counted(model_path, tmp_path / "on.log", *alike)
     assert off["retractions"] > 0
     assert off["early_evictions"] == 0
     assert on["retractions"] == 0
@@ -173,7 +199,8 @@ def test_expected_footprint_admits_more_at_once(model_path: Path, tmp_path: Path
     for admission in ("expected", "full"):
         flags = ("--vtoken-keep", "0.3", "--vtoken-publish", "never")
         log = tmp_path / f"{admission}.log"
-        with serving(model_path, log, *flags, "--vtoken-admission", admission, pool=1024) as server:
+        flags += ("--vtoken-ablation", "full-admission") if admission == "full" else ()
+        with serving(model_path, log, *flags, pool=1024) as server:
             server.generate_concurrently(requests)
             after = state(server)
         peaks[admission] = peak_running(server.log)
@@ -183,6 +210,6 @@ def test_expected_footprint_admits_more_at_once(model_path: Path, tmp_path: Path
 
 
 def peak_running(log: str) -> int:
-    """The most requests that decoded at once, by SGLang's own log."""
+    """The maximum of requests that decoded at once, by SGLang's own log."""
     lines = [line for line in log.splitlines() if "#running-req:" in line]
     return max(int(line.partition("#running-req:")[2].split(",")[0]) for line in lines)

@@ -46,7 +46,7 @@ def test_answers_equal_transformers_with_the_same_tokens_masked(
     trace, log = tmp_path / "trace.jsonl", tmp_path / "server.log"
     flags = ["--model-path", str(model_path), *POOL_FLAGS, *configuration.flags()]
     flags += ["--vtoken-policy", "streaming_llm", "--vtoken-keep", "1.0", "--vtoken-check"]
-    flags += ["--vtoken-arm", "reclaim", "--vtoken-trace", str(trace)]
+    flags += ["--vtoken-trace", str(trace)]
     flags += ["--enable-mixed-chunk"] if mixed else []
     path = os.pathsep.join([str(ON_CPU), str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**STRICT_CHECKS, "PYTHONPATH": path.rstrip(os.pathsep)}

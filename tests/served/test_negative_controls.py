@@ -13,6 +13,7 @@ from textwrap import dedent
 import httpx
 import pytest
 
+from tests.helpers.extra_plugin import write_plugin
 from tests.helpers.server import PRODUCT, ServerProcess
 from tests.helpers.server_log import complaints
 from tests.helpers.tiny_model import save_tiny_model
@@ -54,8 +55,8 @@ SABOTAGES = (
     Sabotage(
         "vtoken_sglang.engine.runtime.runtime",
         "Runtime",
-        "_account_all",
-        "pass",
+        "private_tokens",
+        "return None",  # as without the hook on kv_private_tokens
         "Full Pool Mem Leak",
     ),
     Sabotage(
@@ -67,22 +68,16 @@ SABOTAGES = (
 
 def install(sabotage: Sabotage | None, folder: Path) -> None:
     """Write a plugin package into `folder`, found by SGLang once the folder is on PYTHONPATH."""
-    lines = "pass"
+    body = "pass"
     if sabotage is not None:
-        lines = dedent(f"""\
+        body = dedent(f"""\
             from {sabotage.module} import {sabotage.owner} as owner
             if not callable(getattr(owner, "{sabotage.method}", None)):
                 raise SystemExit("sabotage: nothing to break")
             def broken(*_args, **_more):
                 {sabotage.body}
             owner.{sabotage.method} = broken""")
-    body = "\n".join("    " + line for line in lines.splitlines())
-    (folder / "vtoken_sabotage.py").write_text(f"def load():\n{body}\n")
-    information = folder / "vtoken_sabotage-1.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: vtoken-sabotage\n")
-    entry = "[sglang.srt.plugins]\nvtoken_sabotage = vtoken_sabotage:load\n"
-    (information / "entry_points.txt").write_text(entry)
+    write_plugin(folder, "vtoken_sabotage", body)
 
 
 @pytest.fixture(scope="module")

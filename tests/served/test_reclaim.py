@@ -27,9 +27,9 @@ from tests.served.pruned_mix import (
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
-NAIVE = Arm(arm="naive")
-ASYNC = Arm(arm="reclaim")
-SYNC = Arm(arm="reclaim", copy="sync")
+NAIVE = Arm(ablation="naive")
+ASYNC = Arm()
+SYNC = Arm(ablation="sync-copy")
 
 # Page size with every other setting, and radix cache with chunked prefill, occur in every pairing.
 # Sync copies run where async ones do, so that the two are compared; P=1 has nothing to copy.

@@ -1,13 +1,13 @@
-"""Copies that were submitted: commit them when they are over, hold their destinations until then.
+"""Copies that were submitted: held until the step at which they are due, then committed or freed.
 
-submitted ──fence passed, plan still fits──▶ committed: sources free, destinations in the ledger
+submitted at step i ──step i + LAG, plan still fits──▶ sources free, destinations in the ledger
     │ request ended / plan stale / bytes wrong / copy failed
-    ▼
-orphan ──fence passed──▶ destinations free          (never before: a late write may still come)
+    └──step i + LAG──▶ destinations free           (never before: a late write may still come)
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,30 +22,29 @@ from vtoken_sglang.core.commit import (
     check_bytes,
     check_identity,
     commit,
+    row_hashes,
 )
 from vtoken_sglang.core.copy_engine import CopyEngine
-from vtoken_sglang.core.faults import CopyFailedError
-from vtoken_sglang.core.fence import Fence
-from vtoken_sglang.core.plan import RepackPlan
-from vtoken_sglang.core.row_hash import row_hashes
 from vtoken_sglang.core.rows import RequestRows
 from vtoken_sglang.core.token_table import TokenTable
-from vtoken_sglang.core.types import Int64Array, Row
-from vtoken_sglang.errors import StalePlanError
+from vtoken_sglang.core.types import LAG, CopyFailedError, Int64Array, RepackPlan, Row
+from vtoken_sglang.errors import InvariantError, StalePlanError
 
-_FAULTS_KEPT: Final = 64
+COPY_TIMEOUT: Final = 30.0
+"""Seconds after which a copy that is due and not over is an error."""
+_MAX_FAULTS: Final = 64
 
 
 @dataclass(slots=True)
 class Settled:
-    """What one look at the copies in flight came to.
+    """What became of the copies that were due.
 
     Fields:
         committed, dropped: plans committed / given up.
-        moved_tokens: row entries committed.
+        moved_tokens: row entries written.
         source_pages: page ids set free by commits; the caller releases them.
-        orphan_pages: page ids of given-up copies that are over; the caller releases them.
-        forked: (row, new tree-owned length) of forks that were committed.
+        unused_pages: destinations of plans that were given up; the caller releases them.
+        forked, given_up: see `StepReport`.
         failures: copies that failed; the caller raises one once its own state is consistent.
     """
 
@@ -53,17 +52,22 @@ class Settled:
     dropped: int = 0
     moved_tokens: int = 0
     source_pages: list[Int64Array] = field(default_factory=list)
-    orphan_pages: list[Int64Array] = field(default_factory=list)
-    failures: list[CopyFailedError] = field(default_factory=list)
+    unused_pages: list[Int64Array] = field(default_factory=list)
     forked: list[tuple[Row, int]] = field(default_factory=list)
+    given_up: list[Row] = field(default_factory=list)
+    failures: list[CopyFailedError] = field(default_factory=list)
+
+    @property
+    def pages(self) -> list[Int64Array]:
+        """Everything the caller releases."""
+        return self.source_pages + self.unused_pages
 
 
 class CopiesInFlight:
-    """Pending repacks, one per row at most, and orphaned copies.
+    """Every submitted copy that is not due yet.
 
     Fields:
-        pending: the submitted repack per row.
-        orphans: (destination pages, fence) of copies whose plan was given up.
+        pending: the plan in flight per row, one at most, of requests that still run.
         corrupt_copies: copies given up because their bytes were wrong (check mode).
         faults: one line per corrupt copy, the first ones.
     """
@@ -76,31 +80,33 @@ class CopiesInFlight:
         copier: CopyEngine,
         check: bool,
         identity: Identity | None,
-        on_fork: Callable[[Row, int], None] | None = None,
     ) -> None:
-        """`on_fork(row, new_protected_len)`: a fork was committed; the tree's pages above that
-        length are no longer the row's, so the engine gives up its lock on them, in this safe
-        point."""
         self._rows = rows
         self._buffers = buffers
         self._copier = copier
         self._check = check
         self._identity = identity
-        self._on_fork = on_fork
+        self._step = 0  # number of the step that runs, or comes next
+        self._in_flight: deque[PendingCopy] = deque()  # by due step
         self.pending: dict[Row, PendingCopy] = {}
-        self.orphans: list[tuple[Int64Array, Fence]] = []
         self.corrupt_copies = 0
         self.faults: list[str] = []
 
     @property
     def busy(self) -> bool:
         """Whether any destination is held."""
-        return bool(self.pending or self.orphans)
+        return bool(self._in_flight)
 
     def held_pages(self) -> int:
-        """Destination pages held by pending or orphaned copies."""
-        pending = sum(len(copy.plan.dst_pages) for copy in self.pending.values())
-        return pending + sum(len(pages) for pages, _ in self.orphans)
+        """Destination pages held, those of ended requests included."""
+        return sum(len(copy.plan.dst_pages) for copy in self._in_flight)
+
+    def abandoned(self) -> list[Int64Array]:
+        """Destination pages of the copies whose request has ended."""
+        return [copy.plan.dst_pages for copy in self._in_flight if not self._wanted(copy)]
+
+    def _wanted(self, copy: PendingCopy) -> bool:
+        return self.pending.get(copy.plan.row) is copy
 
     def submit(self, plans: Sequence[RepackPlan], tables: Mapping[Row, TokenTable]) -> None:
         """Start the copies of these plans, as one batch with one fence.
@@ -116,94 +122,97 @@ class CopiesInFlight:
         fence = self._copier.submit(self._buffers, src, dst)
         for plan, row_hash in zip(plans, hashes, strict=True):
             tables[plan.row].ledger.reserve(plan.source_codes)
-            self.pending[plan.row] = PendingCopy(plan=plan, fence=fence, hashes=row_hash)
+            copy = PendingCopy(plan=plan, fence=fence, due=self._step + LAG, hashes=row_hash)
+            self.pending[plan.row] = copy
+            self._in_flight.append(copy)
 
-    def cancel(self, row: Row, table: TokenTable | None) -> None:
-        """Give up the row's pending repack, if any: its destinations become an orphan's."""
-        copy = self.pending.pop(row, None)
-        if copy is None:
-            return
-        self.orphans.append((copy.plan.dst_pages, copy.fence))
-        if table is not None:
-            table.ledger.unreserve(copy.plan.source_codes)
+    def abandon(self, row: Row) -> None:
+        """The row's request ends: its plan in flight, if any, is not committed."""
+        self.pending.pop(row, None)
 
-    def wait(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds for every fence; failures stay for `settle` to find."""
-        deadline = time.monotonic() + timeout
-        fences = [copy.fence for copy in self.pending.values()] + [f for _, f in self.orphans]
-        for fence in fences:
-            try:
-                fence.wait(max(0.0, deadline - time.monotonic()))
-            except CopyFailedError:
-                continue
+    def next_step(self) -> None:
+        """The step is over; what is submitted from now on belongs to the next one."""
+        self._step += 1
 
-    def settle(self, tables: Mapping[Row, TokenTable]) -> Settled:
-        """Commit every repack whose copy is over, give up those that no longer fit, and collect the
-        pages this sets free. Never blocks."""
+    def settle(
+        self, tables: Mapping[Row, TokenTable], *, everything: bool, timeout: float
+    ) -> Settled:
+        """Commit the plans whose copy is due in this step (or everything in flight), give up those
+        that no longer fit, and collect the pages this sets free.
+
+        Waits for each of them, up to `timeout` seconds together. Raises InvariantError, having
+        changed nothing, if one is not over by then.
+        """
         done = Settled()
-        if not self.busy:
-            return done
+        due = [copy for copy in self._in_flight if everything or copy.due <= self._step]
+        failures = self._wait(due, timeout)
         writes = RowWrites([], [], [])
         try:
-            for copy in list(self.pending.values()):
-                self._settle_one(copy, tables, writes, done)
+            for copy, failure in zip(due, failures, strict=True):
+                self._in_flight.popleft()
+                self._settle_one(copy, failure, tables, writes, done)
         finally:
             # Host state of the rows committed so far has changed: their entries must follow.
             done.moved_tokens = writes.flush(self._rows)
-            if self._on_fork is not None:
-                for row, new_protected_len in done.forked:
-                    self._on_fork(row, new_protected_len)
-        self._release_orphans(done)
         return done
+
+    def _wait(self, copies: Sequence[PendingCopy], timeout: float) -> list[CopyFailedError | None]:
+        """What stopped each copy; None for those whose bytes arrived."""
+        deadline = time.monotonic() + timeout
+        failures: list[CopyFailedError | None] = []
+        for copy in copies:
+            try:
+                over = copy.fence.wait(max(0.0, deadline - time.monotonic()))
+            except CopyFailedError as failure:
+                failures.append(failure)
+                continue
+            if not over:
+                wrong = f"a copy did not finish in {timeout} s; its pages are held"
+                raise InvariantError(f"row {copy.plan.row}: {wrong}")
+            failures.append(None)
+        return failures
 
     def _settle_one(
         self,
         copy: PendingCopy,
+        failure: CopyFailedError | None,
         tables: Mapping[Row, TokenTable],
         writes: RowWrites,
         done: Settled,
     ) -> None:
-        row = copy.plan.row
-        table = tables.get(row)
-        try:
-            if not copy.fence.passed():
-                return
-            owner = check_identity(copy.plan, table, self._identity)
-            if self._check:
-                check_bytes(copy, owner, self._rows, self._buffers)
-            pages = commit(copy.plan, owner, writes)
-        except CopyFailedError as failure:
+        plan = copy.plan
+        if failure is not None:
             done.failures.append(failure)
-        except CorruptCopyError as error:
-            self._note_corrupt(error)
-        except StalePlanError:
-            pass
-        else:
-            del self.pending[row]
-            if copy.plan.new_protected_len is not None:
-                done.forked.append((row, copy.plan.new_protected_len))
-            done.source_pages.append(pages)
-            done.committed += 1
+        if not self._wanted(copy):
+            done.unused_pages.append(plan.dst_pages)
+            done.dropped += 1
             return
-        self.cancel(row, table)
+        del self.pending[plan.row]
+        table = tables[plan.row]
+        if failure is None and self._commit(copy, table, writes):
+            done.committed += 1
+            done.source_pages.append(plan.source_pages)
+            if plan.new_protected_len is not None:
+                done.forked.append((plan.row, plan.new_protected_len))
+            return
+        table.ledger.unreserve(plan.source_codes)
+        done.unused_pages.append(plan.dst_pages)
         done.dropped += 1
+        if plan.new_protected_len is not None:
+            done.given_up.append(plan.row)
 
-    def _release_orphans(self, done: Settled) -> None:
-        waiting: list[tuple[Int64Array, Fence]] = []
-        for pages, fence in self.orphans:
-            try:
-                over = fence.passed()
-            except CopyFailedError as failure:
-                over = True
-                if not done.failures:
-                    done.failures.append(failure)
-            if over:
-                done.orphan_pages.append(pages)
-            else:
-                waiting.append((pages, fence))
-        self.orphans = waiting
-
-    def _note_corrupt(self, error: CorruptCopyError) -> None:
-        self.corrupt_copies += 1
-        if len(self.faults) < _FAULTS_KEPT:
-            self.faults.append(f"corrupt copy: {error}")
+    def _commit(self, copy: PendingCopy, table: TokenTable, writes: RowWrites) -> bool:
+        """Whether the plan still fitted and was committed."""
+        try:
+            check_identity(copy.plan, table, self._identity)
+            if self._check:
+                check_bytes(copy, table, self._rows, self._buffers)
+            commit(copy.plan, table, writes)
+        except CorruptCopyError as error:
+            self.corrupt_copies += 1
+            if len(self.faults) < _MAX_FAULTS:
+                self.faults.append(f"corrupt copy: {error}")
+            return False
+        except StalePlanError:
+            return False
+        return True

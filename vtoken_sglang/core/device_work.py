@@ -1,7 +1,7 @@
 """Small device work of the scheduler thread, in the order of the forwards; the host never waits.
 
     safe point   schedule stream: row writes ──▶ forward stream: forward N ▶ work ▶ copy to pinned
-    later        event passed? then the result is on the host
+    later        `lag` safe points on, the result is on the host
 
 Work runs on the stream of the forwards, behind the last launched one and before the next: it sees
 every key and score of the forwards up to here and none of a later one, and no page that it reads
@@ -17,22 +17,26 @@ from typing import Any, Protocol
 import torch
 from numpy.typing import NDArray
 
+from vtoken_sglang.core.types import LAG
+
 
 class Arriving(Protocol):
     """A result on its way to the host."""
 
-    def ready(self) -> bool:
-        """Whether `take` would not wait."""
-
     def take(self) -> NDArray[Any]:
-        """The result; call only once `ready`."""
-
-    def wait(self) -> None:
-        """Block until `ready`. Not on the decode path: when memory is short, or the loop idle."""
+        """The result; waits for it where it is not there yet."""
 
 
 class DeviceWork(Protocol):
-    """Where device work is started."""
+    """Where device work is started.
+
+    Fields:
+        lag: safe points after which a result is taken, whether or not it came earlier, so that when
+            it takes effect depends on no timing. By then the forward that the work followed has
+            been processed, so that taking it does not wait.
+    """
+
+    lag: int
 
     def start(self, work: Callable[[], torch.Tensor]) -> Arriving:
         """Enqueue `work` and the copy of its result to the host."""
@@ -42,26 +46,24 @@ class _Here:
     def __init__(self, values: torch.Tensor) -> None:
         self._values = values
 
-    def ready(self) -> bool:
-        return True
-
     def take(self) -> NDArray[Any]:
         values: NDArray[Any] = self._values.numpy()
         return values
 
-    def wait(self) -> None:
-        pass
-
 
 class WorkAtOnce:
     """For tensors on the CPU."""
+
+    lag = 0
 
     def start(self, work: Callable[[], torch.Tensor]) -> Arriving:
         return _Here(work())
 
 
 class StreamApi(Protocol):
-    """The calls of `torch.cuda` that are used; tests pass a recorder instead."""
+    """The calls of `torch.cuda` that the core uses."""
+
+    def Stream(self) -> Any: ...
 
     def Event(self) -> Any: ...
 
@@ -75,15 +77,10 @@ class _OnItsWay:
         # `source` must outlive the copy, not only the call that started it.
         self._event, self._host, self._source = event, host, source
 
-    def ready(self) -> bool:
-        return bool(self._event.query())
-
     def take(self) -> NDArray[Any]:
+        self._event.synchronize()
         values: NDArray[Any] = self._host.numpy()
         return values
-
-    def wait(self) -> None:
-        self._event.synchronize()
 
 
 class WorkBehindForwards:
@@ -96,6 +93,8 @@ class WorkBehindForwards:
             of: work that still reads keys must be over before a copy writes to pages that the
             same safe point set free.
     """
+
+    lag = LAG
 
     def __init__(
         self,
@@ -121,11 +120,3 @@ class WorkBehindForwards:
         if self._note is not None:
             self._note(event)
         return _OnItsWay(event, host, found)
-
-
-def make_device_work(scheduler: Any, copier: object = None) -> DeviceWork:
-    """What fits the scheduler's device. `copier`: the engine whose copies must not overtake it."""
-    if torch.device(scheduler.token_to_kv_pool_allocator.device).type != "cuda":
-        return WorkAtOnce()
-    forward_stream = scheduler.forward_stream if scheduler.enable_overlap else None
-    return WorkBehindForwards(forward_stream, note=getattr(copier, "note_forward", None))

@@ -4,8 +4,8 @@ A request of logical length L, pruned by a rule, holds in private pages at most
 
     bound(L) = page_ceil( max(target(L), protected) / (1 - waste) + interval ) + page
 
-tokens between two looks for evicted, and never more than L: the live tokens its policy aims at,
-spread over pages of which `waste` is dead, what it grows by until the next look, and the open page.
+tokens between two evictions, and never more than L: the live tokens its policy aims at, spread over
+pages of which `waste` is evicted, what it grows by until the next eviction, and the open page.
 Everything that is not reclaimed is charged in full: pages that the radix tree owns and this request
 keeps locked, chunks of a prompt that may not be pruned yet, and a request that is not pruned.
 
@@ -20,8 +20,11 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
+from vtoken_sglang.core.types import page_floor
+
 CHUNKS_IN_FLIGHT: Final = 2
-"""Chunks of a private prompt that cannot be pruned: the one computed and the one allocated."""
+"""Chunks of a private prompt that cannot be pruned: the one computed and the one allocated. An
+eviction takes effect some safe points after it starts; a chunk that finds no room waits for it."""
 PROGRESS_PAGES: Final = 4
 """Free pages with which a private prompt still gets on: a chunk of one page in flight, the next."""
 
@@ -33,9 +36,9 @@ class PruneRule:
     Fields:
         target: live tokens aimed at, by logical length; monotone.
         protected: tokens that are never evicted (sink and recent).
-        interval: tokens between two looks. page_size: tokens.
-        waste: share of the retained pages expected to be dead, in [0, 1); counts where pages hold
-            more than one token.
+        interval: tokens between two evictions. page_size: tokens.
+        waste: share of the retained pages expected to be evicted, in [0, 1); counts where pages
+            hold more than one token.
     """
 
     target: Callable[[int], int]
@@ -49,7 +52,7 @@ class PruneRule:
         assert self.page_size >= 1, self.page_size
 
     def bound(self, length: int) -> int:
-        """Most tokens of private pages at logical `length`; see the module."""
+        """Maximum tokens of private pages at logical `length`; see the module."""
         kept = max(self.target(length), self.protected)
         spread = ceil(kept / (1 - self.waste)) if self.page_size > 1 else kept
         return page_ceil(spread + self.interval, self.page_size) + self.page_size
@@ -83,7 +86,7 @@ class Footprint:
     """What a request takes from the pool beyond what is cached already.
 
     Fields:
-        prefill: most tokens held until its first looks. settled: most held afterwards.
+        prefill: maximum held until it is first pruned. settled: maximum held afterwards.
         full: what both would be if nothing was reclaimed.
     """
 
@@ -100,13 +103,9 @@ def page_ceil(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size) * page_size
 
 
-def page_floor(tokens: int, page_size: int) -> int:
-    return tokens // page_size * page_size
-
-
 def settled_tokens(rule: PruneRule, length: int, pinned: int) -> int:
-    """Most tokens of private pages at logical `length`, of which the tree keeps the first `pinned`
-    (page multiple) for good."""
+    """Maximum tokens of private pages at logical `length`, of which the tree keeps the first
+    `pinned` (page multiple) for good."""
     return max(0, min(page_ceil(length, rule.page_size) - pinned, rule.bound(length)))
 
 
@@ -132,7 +131,7 @@ def expected_footprint(rule: PruneRule, case: Prefill) -> Footprint:
 def expected_growth(
     rule: PruneRule, *, length: int, remaining: int, pinned: int, private: int
 ) -> int:
-    """Most further tokens a running request will take.
+    """Maximum of further tokens a running request will take.
 
     Args:
         length: tokens it has. remaining: tokens it is expected to generate.
@@ -146,30 +145,31 @@ def fork_cost(rule: PruneRule, length: int) -> int:
     return min(page_ceil(length, rule.page_size), rule.bound(length))
 
 
-def fits_private(rule: PruneRule, length: int, capacity: int) -> bool:
-    """Whether an otherwise empty pool of `capacity` tokens can take a request to logical `length`
-    with its prompt unpublished, in chunks as small as need be."""
-    return rule.bound(length) + PROGRESS_PAGES * rule.page_size <= capacity
+def private_need(rule: PruneRule, length: int) -> int:
+    """Tokens that an otherwise empty pool must have for a request to reach logical `length` with
+    its prompt unpublished, in chunks as small as need be."""
+    return rule.bound(length) + PROGRESS_PAGES * rule.page_size
 
 
-def fits_published(rule: PruneRule, case: Prefill, capacity: int) -> bool:
-    """Whether an otherwise empty pool can also take it with its prompt in the tree meanwhile."""
+def published_need(rule: PruneRule, case: Prefill) -> int:
+    """Tokens that it must have with the prompt in the tree meanwhile."""
     assert case.published
-    case = replace(case, cached=0)
-    found = expected_footprint(rule, case)
-    least = found.peak
-    if case.forks:
-        least = max(least, page_floor(case.length, rule.page_size) + fork_cost(rule, case.length))
-    return least <= capacity
+    need = expected_footprint(rule, replace(case, cached=0)).peak
+    if not case.forks:
+        return need
+    return max(need, page_floor(case.length, rule.page_size) + fork_cost(rule, case.length))
 
 
-def max_length(rule: PruneRule, capacity: int, limit: int) -> int:
-    """The largest logical length up to `limit` that `fits_private`; 0 when none does."""
+def largest(holds: Callable[[int], bool], limit: int) -> int | None:
+    """The largest of 0 to `limit` for which `holds`, given that it holds for all below one for
+    which it does; None when it does not hold for 0."""
+    if not holds(0):
+        return None
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
-        if fits_private(rule, middle, capacity):
+        if holds(middle):
             low = middle
         else:
             high = middle - 1
-    return low if fits_private(rule, low, capacity) else 0
+    return low

@@ -18,12 +18,11 @@ of them may fork (it prunes, and its strategy is not skip or mask):
                 and  gain(b*) * P * remaining >= sum_{i >= b*} live(i)
 
 Otherwise the evicted tokens stay masked, which is free. The 1 / h(i) term is each holder's part of
-a
-page that is released only when the last of them has forked: if all of them may fork and each finds
-that its part pays, all fork, and the sum of their gains is what the pool gets. So there must be
-room for the copies of all, taken to be as large as this one's: the first to fork would otherwise
-use up what the last one needs, and nothing would be released. Without pressure a hot prefix
-stays shared. The last condition weighs token-steps of memory saved against tokens copied, so that a
+a page that is released only when the last of them has forked: if all of them may fork and each
+finds that its part pays, all fork, and the sum of their gains is what the pool gets. So there must
+be room for the copies of all, taken to be as large as this one's: the first to fork would otherwise
+use up what the last one needs, and nothing would be released. Without pressure a hot prefix stays
+shared. The last condition weighs token-steps of memory saved against tokens copied, so that a
 request about to finish is left alone. (The paper skips shared pages: b* = p always.)
 
 The engine lets a fork start where a node of its tree ends. Starting inside a node would split it,
@@ -39,7 +38,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkCase:
-    """What the rule looks at. Arrays are int64 [p], one entry per tree-owned page in row order.
+    """What the rule weighs. Arrays are int64 [p], one entry per tree-owned page in row order.
 
     Fields:
         live: the row's live tokens in the page, 0 .. page_size.

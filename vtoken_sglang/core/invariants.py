@@ -1,8 +1,8 @@
 """What must always hold, checked by recounting everything from the device rows.
 
 Conservation: every page is, once, in one ledger, held as a destination, or with someone else.
-Mapping: a live position's row entry lies in the page that claims it, at its place; a dead one's is
-0; no slot is named twice. Counts: what the tables add up incrementally equals a recount.
+Mapping: a live position's row entry lies in the page that claims it, at its place; an evicted
+one's is 0; no slot is named twice. Counts: what the tables add up incrementally equals a recount.
 (Paper, invariants I1-I4; DESIGN 3.)
 """
 
@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vtoken_sglang.core.plan import RepackPlan
 from vtoken_sglang.core.rows import RequestRows
 from vtoken_sglang.core.token_table import TokenTable
-from vtoken_sglang.core.types import Int32Array, Int64Array, IntArray
+from vtoken_sglang.core.types import Int32Array, Int64Array, IntArray, RepackPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +22,14 @@ class Holdings:
 
     Fields:
         tables: of all pruned requests, page ids read.
-        pending: plans whose copy was submitted.
-        orphans: destination pages (int64) of copies whose plan was given up.
+        pending: plans in flight of requests that run.
+        abandoned: destination pages (int64) of copies in flight whose request has ended.
         evicted_counts: int32 [num_rows], what the reclaimer publishes.
     """
 
     tables: Sequence[TokenTable]
     pending: Sequence[RepackPlan]
-    orphans: Sequence[Int64Array]
+    abandoned: Sequence[Int64Array]
     evicted_counts: Int32Array
 
 
@@ -61,7 +60,7 @@ def _conservation(
         pages = table.ledger.page[table.ledger.held_codes()].astype(np.int64)
         owners.append((f"ledger of row {table.row}", pages))
     owners += [(f"repack of row {plan.row}", plan.dst_pages) for plan in holdings.pending]
-    owners += [("an orphaned copy", pages) for pages in holdings.orphans]
+    owners += [("a copy of an ended request", pages) for pages in holdings.abandoned]
     if free_pages is not None:
         owners.append(("the free list", free_pages))
     if other_pages is not None:
@@ -91,7 +90,7 @@ def _mapping(table: TokenTable, rows: RequestRows) -> list[str]:
     positions = np.arange(table.logical_len)
     alive = table.alive(positions)
     if (unzeroed := positions[~alive & (entries != 0)]).size:
-        found.append(f"{name}: dead positions with a slot in the row: {_some(unzeroed)}")
+        found.append(f"{name}: evicted positions with a slot in the row: {_some(unzeroed)}")
     if (lost := positions[alive & (entries == 0)]).size:
         found.append(f"{name}: live positions with no slot in the row: {_some(lost)}")
     private = positions[table.protected_len :]
@@ -125,8 +124,8 @@ def _counts(table: TokenTable, evicted_counts: Int32Array) -> list[str]:
         found.append(f"{name}: page {page} counts {live} live, has {in_page[page]}")
     sealed = held[held < ledger.sealed_original]
     sums = {
-        "dead": (table.evicted, int((~alive).sum())),
-        "published dead": (int(evicted_counts[table.row]), table.evicted),
+        "evicted": (table.evicted, int((~alive).sum())),
+        "evicted_counts": (int(evicted_counts[table.row]), table.evicted),
         "live_tokens": (ledger.live_tokens, recounted),
         "pages_held": (ledger.pages_held, len(held)),
         "sealed_pages": (ledger.sealed_pages, len(sealed)),

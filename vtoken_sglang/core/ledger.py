@@ -1,8 +1,8 @@
 """The pages one pruned request privately holds, and how many live tokens are in each.
 
 From the first eviction on this ledger, not the row, says what the request must give back. A page
-has a `code` (see `ids.py`): the engine's own pages are numbered 0, 1, 2, ... in position order
-("original"), pages filled by a repack -1, -2, ... ("compacted"). Both kinds share the same arrays:
+has a `code` (see `types.py`): original pages, filled by the engine, are numbered 0, 1, 2, ... in
+position order, compacted pages, filled by a repack, -1, -2, ... Both kinds share the same arrays:
 numpy reads a negative index from the end, so original pages grow from the front and compacted pages
 from the back, and `live[codes]` works for any mix.
 
@@ -19,20 +19,20 @@ from vtoken_sglang.core.types import Int32Array, Int64Array, IntArray
 from vtoken_sglang.errors import InvariantError
 
 UNREAD: Final = -1
-"""Page id of a original page the engine has allocated but that was not read from the row yet."""
-_GONE: Final = 0
-_TOUCHED: Final = 1
-_RESERVED: Final = 2
-_SMALLEST: Final = 16
-_SCALAR_LIMIT: Final = 4
+"""Page id of an original page that the engine allocated and that was not read from the row yet."""
+_NOT_HELD: Final = 0
+_PARTIAL: Final = 1  # state of a page on the list of partly filled ones
+_RESERVED: Final = 2  # state of a source of a plan in flight
+_MIN_SPARE: Final = 16
 
 
 class PageLedger:
     """Private pages of one request.
 
     Fields:
-        page: int32 [capacity], page id per code; 0 = not held, UNREAD = held, id not read yet.
-        live: uint16 [capacity], live tokens per code.
+        page_size: tokens per page.
+        page: int32 [capacity], host, page id per code; 0 = not held, UNREAD = not read yet.
+        live: uint16 [capacity], host, live tokens per code; 0 where not held.
         original_len, read_len: original codes known / of which the page id was read (a prefix).
         pages_held: pages this ledger owns now.
         live_tokens: live tokens in them.
@@ -40,25 +40,26 @@ class PageLedger:
         sealed_pages, sealed_live: held pages that are sealed, and the live tokens in them.
 
     Invariants: `live_tokens` is the sum of `live` over held codes; a code is in the free list of
-    compacted codes, or was never used, or is held, exactly once.
+    compacted codes, or was never used, or is held, exactly once; the list of empty pages names
+    every held page without a live token once, but for the sources of a plan in flight.
     """
 
     __slots__ = (
-        "_dead",
-        "_flags",
-        "_free_compacted",
         "_compacted_len",
         "_compacted_pos",
-        "_touched",
-        "original_len",
+        "_empty",
+        "_free_compacted",
+        "_partial",
+        "_state",
         "live",
         "live_tokens",
+        "original_len",
         "page",
         "page_size",
         "pages_held",
         "read_len",
-        "sealed_original",
         "sealed_live",
+        "sealed_original",
         "sealed_pages",
     )
 
@@ -68,12 +69,12 @@ class PageLedger:
         self.page_size = page_size
         self.page: Int32Array = np.zeros(0, np.int32)
         self.live: npt.NDArray[np.uint16] = np.zeros(0, np.uint16)
-        self._flags: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self._state: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._compacted_pos: Int32Array = np.zeros((0, page_size), np.int32)
         self._compacted_len = 0
         self._free_compacted = array("i")
-        self._touched = array("i")
-        self._dead = array("i")
+        self._partial = array("i")
+        self._empty = array("i")
         self.original_len = self.read_len = 0
         self.pages_held = self.live_tokens = 0
         self.sealed_original = self.sealed_pages = self.sealed_live = 0
@@ -86,8 +87,8 @@ class PageLedger:
         wanted = self.original_len + self._compacted_len + extra
         if wanted <= capacity:
             return
-        capacity = wanted + max(_SMALLEST, wanted >> 3)
-        for name in ("page", "live", "_flags"):
+        capacity = wanted + max(_MIN_SPARE, wanted >> 3)
+        for name in ("page", "live", "_state"):
             old = getattr(self, name)
             new = np.zeros(capacity, old.dtype)
             new[: self.original_len] = old[: self.original_len]
@@ -147,15 +148,12 @@ class PageLedger:
         start = self.sealed_original
         if original_codes <= start:
             return
-        if original_codes == start + 1:
-            self.sealed_live += int(self.live[start])
-        else:
-            self.sealed_live += int(self.live[start:original_codes].sum())
+        self.sealed_live += int(self.live[start:original_codes].sum())
         self.sealed_pages += original_codes - start
         self.sealed_original = original_codes
 
     def evict(self, codes: Int64Array) -> None:
-        """One live token died in page `codes[i]`, for each i. `codes` is ascending."""
+        """One live token of page `codes[i]` was evicted, for each i. `codes`: ascending, n >= 1."""
         first = np.empty(len(codes), np.bool_)
         first[0] = True
         np.not_equal(codes[1:], codes[:-1], out=first[1:])
@@ -168,112 +166,71 @@ class PageLedger:
         self.live[pages] = left
         self.live_tokens -= len(codes)
         self.sealed_live -= int(codes.searchsorted(self.sealed_original))
-        if self.page_size == 1:
-            self._dead.frombytes(pages.astype(np.int32).tobytes())
-        else:
-            self._list(pages, left)
-
-    def evict_one(self, code: int) -> None:
-        """Scalar reference of `eviction`: policies that evict one token per step come this way."""
-        left = int(self.live[code]) - 1
-        self.live[code] = left
-        self.live_tokens -= 1
-        if code < self.sealed_original:
-            self.sealed_live -= 1
-        if left == 0:
-            self._dead.append(code)
-        elif not self._flags[code] & _TOUCHED:
-            self._flags[code] |= _TOUCHED
-            self._touched.append(code)
+        self._list(pages, left)
 
     def note(self, codes: IntArray) -> None:
         """Put pages on the lists that `take_empty` and `candidates` look at, where they belong."""
         self._list(codes, self.live[codes])
 
     def _list(self, codes: IntArray, live: IntArray) -> None:
-        if not live.all():
-            alive = live > 0
-            self._dead.frombytes(codes[~alive].astype(np.int32).tobytes())
-            codes, live = codes[alive], live[alive]
-        flags = self._flags[codes]
-        fresh = codes[(flags & _TOUCHED == 0) & (live < self.page_size)]
+        state = self._state[codes]
+        empty = live == 0
+        if empty.any():
+            listed = codes[empty & (state != _RESERVED)]
+            self._empty.frombytes(listed.astype(np.int32).tobytes())
+        fresh = codes[(state == 0) & ~empty & (live < self.page_size)]
         if len(fresh):
-            self._flags[fresh] |= _TOUCHED
-            self._touched.frombytes(fresh.astype(np.int32).tobytes())
-        if len(self._touched) > 2 * self.pages_held + _SMALLEST:
-            self._compact()
+            self._state[fresh] = _PARTIAL
+            self._partial.frombytes(fresh.astype(np.int32).tobytes())
+            if len(self._partial) > 2 * self.pages_held + _MIN_SPARE:
+                self._compact()
 
     @property
     def has_empty(self) -> bool:
         """Whether some page may be free of live tokens (sealed or not)."""
-        return len(self._dead) > 0
+        return bool(self._empty)
 
     def take_empty(self) -> Int64Array:
         """Remove the sealed pages without a live token; returns their page ids.
 
-        Pages not sealed yet stay listed; sources of a pending repack go with its commit.
+        Pages not sealed yet stay listed; sources of a plan in flight go with its commit.
         """
-        if len(self._dead) <= _SCALAR_LIMIT:
-            return self._take_few_empty()
-        codes = np.unique(np.frombuffer(self._dead, np.int32))
-        codes = codes[(self.page[codes] != _GONE) & (self.live[codes] == 0)]
-        ready = (codes < self.sealed_original) & (self._flags[codes] & _RESERVED == 0)
-        self._dead = array("i")
-        self._dead.frombytes(codes[codes >= self.sealed_original].tobytes())
-        return self.remove(codes[ready])
-
-    def _take_few_empty(self) -> Int64Array:
-        listed, self._dead = self._dead, array("i")
-        pages: list[int] = []
-        for code in listed:
-            page = int(self.page[code])
-            if page == _GONE or self.live[code] or self._flags[code] & _RESERVED:
-                continue
-            if code >= self.sealed_original:
-                self._dead.append(code)
-                continue
-            if page == UNREAD:
-                raise InvariantError(f"ledger code {code} has evicted tokens but was never read")
-            self.page[code] = _GONE
-            self._flags[code] = 0
-            self.sealed_pages -= 1
-            self.pages_held -= 1
-            if code < 0:
-                self._free_compacted.append(code)
-            pages.append(page)
-        return np.array(pages, np.int64)
+        codes = np.frombuffer(self._empty, np.int32)
+        sealed = codes < self.sealed_original
+        self._empty = array("i", codes[~sealed].tolist())
+        return self.remove(codes[sealed])
 
     def _compact(self, limit: int | None = None) -> Int32Array:
         """Drop what is no partly filled page any more from the first `limit` listed codes; those
         that stay move to the end of the list. Returns them."""
-        part = self._touched[:limit]
+        part = self._partial[:limit]
         listed = np.unique(np.frombuffer(part, np.int32))
-        held = (self.page[listed] != _GONE) & (self.live[listed] > 0)
-        codes: Int32Array = listed[held & (self._flags[listed] & _RESERVED == 0)]
-        del self._touched[: len(part)]
-        self._touched.frombytes(codes.tobytes())
+        held = (self.page[listed] != _NOT_HELD) & (self.live[listed] > 0)
+        codes: Int32Array = listed[held & (self._state[listed] != _RESERVED)]
+        del self._partial[: len(part)]
+        self._partial.frombytes(codes.tobytes())
         return codes
 
     def candidates(self, limit: int) -> tuple[Int32Array, bool]:
-        """Codes of sealed pages with some live and some dead places: what a repack can use.
+        """Codes of sealed pages with some live and some empty places: what a repack can use.
 
-        EvictionPass at no more than `limit` listed pages, those listed longest, so that one look at
-        a huge request stays cheap; the next look takes others. Also returns whether it saw all.
+        Considers no more than `limit` listed pages, those listed longest, so that a huge request
+        stays cheap; the next call takes others. Also returns whether it saw all.
         """
-        complete = len(self._touched) <= limit
+        complete = len(self._partial) <= limit
         codes = self._compact(limit)
         sealed: Int32Array = codes[codes < self.sealed_original]
         return sealed, complete
 
-    # -- pending repacks ------------------------------------------------------------------------
+    # -- plans in flight ------------------------------------------------------------------------
 
     def reserve(self, codes: IntArray) -> None:
-        """`codes` are the sources of a repack: not candidates, not freed, until it is decided."""
-        self._flags[codes] = _RESERVED
+        """`codes` are the sources of a plan: not candidates, not freed, until it is decided."""
+        self._state[codes] = _RESERVED
 
     def unreserve(self, codes: IntArray) -> None:
-        """The repack was given up: its sources are ordinary pages again."""
-        self._flags[codes] = 0
+        """The plan was given up: its sources are ordinary pages again."""
+        self._state[codes] = 0
         self.note(codes)
 
     def remove(self, codes: IntArray) -> Int64Array:
@@ -290,9 +247,9 @@ class PageLedger:
             self.live_tokens -= gone
         self.sealed_pages -= len(codes)
         self.pages_held -= len(codes)
-        self.page[codes] = _GONE
+        self.page[codes] = _NOT_HELD
         self.live[codes] = 0
-        self._flags[codes] = 0
+        self._state[codes] = 0
         if self._compacted_len:
             compacted = codes[codes < 0]
             self._free_compacted.frombytes(compacted.astype(np.int32).tobytes())
@@ -301,19 +258,19 @@ class PageLedger:
     # -- views ----------------------------------------------------------------------------------
 
     def compacted_positions(self, codes: IntArray) -> Int32Array:
-        """Position of every place of compacted pages, int32 [codes, page_size]; dead places keep
-        the
-        position that was there, unused ones hold 0: ask the table whether it is still true."""
+        """Position of every place of compacted pages, int32 [codes, page_size]; an evicted place
+        keeps the position that was there, an unused one holds 0: ask the table whether it is still
+        true."""
         positions: Int32Array = self._compacted_pos[~codes]
         return positions
 
     def held_codes(self) -> Int64Array:
-        """Every held code, compacted (descending) after original. Walks all pages: checks and
-        ends."""
+        """Every held code, compacted (descending) after original. Walks all pages: for checks
+        and for the end of a request."""
         codes = np.concatenate(
             [np.arange(self.original_len), -np.arange(1, self._compacted_len + 1)]
         )
-        held: Int64Array = codes[self.page[codes] != _GONE]
+        held: Int64Array = codes[self.page[codes] != _NOT_HELD]
         return held
 
     @property
@@ -328,9 +285,3 @@ class PageLedger:
             raise InvariantError(f"pages {self.read_len} to {self.original_len}: bad ids {pages}")
         self.page[self.read_len : end] = pages
         self.read_len = end
-
-    def metadata_bytes(self) -> int:
-        """Bytes of every array of this ledger."""
-        arrays = (self.page, self.live, self._flags, self._compacted_pos)
-        lists = (self._free_compacted, self._touched, self._dead)
-        return sum(a.nbytes for a in arrays) + sum(len(x) * x.itemsize for x in lists)

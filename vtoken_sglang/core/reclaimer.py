@@ -2,38 +2,45 @@
 
     glue (scheduler thread, between two forwards)
       open / sync_new_tokens / evict_tokens      liveness only, nothing moves
-      step                                       1 commit finished copies   2 free empty pages
-                                                 3 plan and submit repacks
-      close / cancel                             a request ends / keeps its pages where they are
+      fork                                       start to copy a shared prefix
+      step                                       1 commit the copies that are due   2 free empty
+                                                 pages   3 plan and submit repacks
+      settle                                     commit everything in flight, now
+      close                                      a request ends
 
 Who owns a page of a pruned request, at any time exactly one of:
-  * its table's ledger (sources of a pending repack included),
-  * a pending repack, as destination, until the commit,
-  * an orphaned copy: its plan was given up, its fence has not passed,
+  * its table's ledger (sources of a plan in flight included),
+  * a copy in flight, as destination, until the step at which it is due, even when its request ends,
   * the pool.
 
 All of this changes in the scheduler thread only. The copy itself runs elsewhere and touches
 nothing but K/V rows nobody else writes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
 from vtoken_sglang.core.commit import Identity
-from vtoken_sglang.core.copies import CopiesInFlight
+from vtoken_sglang.core.copies import COPY_TIMEOUT, CopiesInFlight, Settled
 from vtoken_sglang.core.copy_engine import CopyEngine
-from vtoken_sglang.core.faults import PositionError
 from vtoken_sglang.core.invariants import Holdings, find_violations
-from vtoken_sglang.core.page_reads import PageReads
-from vtoken_sglang.core.plan import RepackPlan, StepReport
-from vtoken_sglang.core.pool import PagePool
-from vtoken_sglang.core.repack import make_fork, make_plans
-from vtoken_sglang.core.rows import RequestRows
-from vtoken_sglang.core.settings import ReclaimSettings
+from vtoken_sglang.core.planner import make_fork, make_plans
+from vtoken_sglang.core.rows import PageReads, RequestRows
 from vtoken_sglang.core.token_table import TokenTable
-from vtoken_sglang.core.types import Generation, Int32Array, Int64Array, IntArray, Row
+from vtoken_sglang.core.types import (
+    Generation,
+    Int32Array,
+    Int64Array,
+    IntArray,
+    PagePool,
+    PositionError,
+    ReclaimSettings,
+    RepackPlan,
+    Row,
+    StepReport,
+)
 from vtoken_sglang.errors import InvariantError
 
 
@@ -41,38 +48,35 @@ class Reclaimer:
     """Token tables of all pruned requests, and the pages their evictions set free.
 
     Fields:
-        evicted_counts: int32 [num_rows], host: dead positions per row, 0 for rows without a table.
-            Live length of a row = logical length - evicted_counts[row]. Read only.
+        evicted_counts: int32 [num_rows], host: evicted positions per row, 0 for rows without a
+            table. Live length of a row = logical length - evicted_counts[row]. Read only.
         copies: copies in flight; `copies.corrupt_copies` counts those with wrong bytes.
     """
 
     def __init__(
         self,
         *,
-        rows: torch.Tensor,
+        rows: RequestRows,
         buffers: Sequence[torch.Tensor],
         pool: PagePool,
         copier: CopyEngine,
         settings: ReclaimSettings,
         identity: Identity | None = None,
-        on_fork: Callable[[Row, int], None] | None = None,
     ) -> None:
-        """`rows`: int32 [num_rows, width], the engine's req_to_token. `buffers`: K and V of every
-        layer, [num_slots, heads, dim]. `identity`: the engine's (generation, record) of a row now;
-        asked again before every commit. `on_fork`: see `CopiesInFlight`."""
-        self._rows = RequestRows(rows)
-        self._page_reads = PageReads(self._rows)
+        """`rows`: the engine's req_to_token. `buffers`: K and V of every layer,
+        [num_slots, heads, dim]. `identity`: asked again before every commit."""
+        self._rows = rows
+        self._page_reads = PageReads(rows)
         self._pool = pool
         self._settings = settings
         self._tables: dict[Row, TokenTable] = {}
-        self.evicted_counts: Int32Array = np.zeros(len(self._rows), np.int32)
+        self.evicted_counts: Int32Array = np.zeros(len(rows), np.int32)
         self.copies = CopiesInFlight(
-            rows=self._rows,
+            rows=rows,
             buffers=list(buffers),
             copier=copier,
             check=settings.check,
             identity=identity,
-            on_fork=on_fork,
         )
 
     # -- requests -------------------------------------------------------------------------------
@@ -86,7 +90,7 @@ class Reclaimer:
         `record`: opaque identity of the request, compared with `is`. `protected_len`: tree-owned
         positions, page multiple. `logical_len`: positions with a slot. Reads the row once. Raises
         InvariantError if the row still has a table (its request was never closed) or a private
-        page start is dead.
+        page start is evicted.
         """
         if row in self._tables:
             raise InvariantError(f"row {row}: opened again before it was closed")
@@ -94,7 +98,7 @@ class Reclaimer:
         pages = self._rows.read(row, protected_len, logical_len, size) // size
         if len(pages) and int(pages.min()) < 1:
             raise InvariantError(
-                f"row {row}: a private page start is dead before the first eviction"
+                f"row {row}: a private page start is evicted before the first eviction"
             )
         table = TokenTable(
             row=row,
@@ -112,40 +116,30 @@ class Reclaimer:
         """The row's table, or None if nothing of its request was ever evicted."""
         return self._tables.get(row)
 
-    def is_dense(self, row: int) -> bool:
-        """Whether a row's live tokens fill whole pages in order (see TokenTable); rows without a
-        table do, as the engine allocates them."""
-        return (table := self._tables.get(Row(row))) is None or table.is_dense()
-
     def sync_new_tokens(self, row: Row, logical_len: int) -> None:
         """Positions up to `logical_len` were appended by the engine (see TokenTable)."""
         self._tables[row].sync_new_tokens(logical_len)
 
     def evict_tokens(self, row: Row, positions: IntArray | Sequence[int]) -> int:
-        """Mark tokens of a row dead: count them and zero their row entries. Returns how many were
-        alive until now. Raises PositionError (see TokenTable.evict_tokens), having changed
+        """Mark tokens of a row evicted: count them and zero their row entries. Returns how many
+        were alive until now. Raises PositionError (see TokenTable.evict_tokens), having changed
         nothing."""
         table = self._tables[row]
         if table.ledger.has_unread and len(positions):
-            # Before a eviction can zero the start of one of them.
+            # Before an eviction can zero the start of one of them.
             self._page_reads.need(table, int(np.max(positions)), self._tables.values())
-        died = table.evict_tokens(positions)
-        if len(died):
-            self._rows.zero(row, died)
+        evicted = table.evict_tokens(positions)
+        if len(evicted):
+            self._rows.zero(row, evicted)
             self.evicted_counts[row] = table.evicted
-        return len(died)
-
-    def cancel(self, row: Row) -> None:
-        """Give up the row's pending repack, if any; the row keeps living where it is. The
-        destinations stay held until the copy's fence has passed."""
-        self.copies.cancel(row, self._tables.get(row))
+        return len(evicted)
 
     def close(self, row: Row) -> Int64Array:
         """The request ends (finish, abort, retract). Returns every private page it holds, the tail
         included, for the caller to free; sync_new_tokens must have seen all allocated positions.
-        A pending copy is abandoned: its destinations are released by a later step or drain, once
-        its fence has passed. Unknown rows return no pages."""
-        self.cancel(row)
+        Destinations of its copy in flight stay held until that is due. Unknown rows return no
+        pages."""
+        self.copies.abandon(row)
         table = self._tables.get(row)
         if table is None:
             return np.zeros(0, np.int64)
@@ -162,14 +156,12 @@ class Reclaimer:
         return held + (len(copy.plan.dst_pages) if copy is not None else 0)
 
     def held_pages(self) -> int:
-        """Destination pages held by pending or orphaned copies."""
+        """Destination pages held by copies in flight, those of ended requests included."""
         return self.copies.held_pages()
 
-    def metadata_bytes(self) -> int:
-        """Host bytes of all tables and pending plans."""
-        plans = [copy.plan for copy in self.copies.pending.values()]
-        tables = sum(table.metadata_bytes() for table in self._tables.values())
-        return tables + sum(plan.metadata_bytes() for plan in plans)
+    def abandoned_pages(self) -> int:
+        """Of those, pages whose request has ended: no request's record counts them."""
+        return sum(map(len, self.copies.abandoned()))
 
     # -- the safe point -------------------------------------------------------------------------
 
@@ -185,10 +177,11 @@ class Reclaimer:
             pressure: the pool is short; repack below the trigger too.
             reserve_pages: free pages that destinations must leave for the engine.
 
-        Raises CopyFailedError after everything else of the step is done, if a copy failed.
+        Raises CopyFailedError after everything else of the step is done, if a copy failed;
+        InvariantError if one that is due does not end.
         """
-        done = self.copies.settle(self._tables)
-        dead: list[Int64Array] = []
+        done = self.copies.settle(self._tables, everything=False, timeout=COPY_TIMEOUT)
+        empty: list[Int64Array] = []
         eligible: list[TokenTable] = []
         repackable = self._pool.page_size > 1
         if self._settings.reclaim:
@@ -198,26 +191,30 @@ class Reclaimer:
                     continue
                 table.seal(upto)
                 if table.ledger.has_empty and len(pages := table.ledger.take_empty()):
-                    dead.append(pages)
+                    empty.append(pages)
                 if repackable and row not in self.copies.pending:
                     eligible.append(table)
-        self._release([*done.source_pages, *done.orphan_pages, *dead])
-        plans = self._repack(eligible, pressure, reserve_pages) if eligible else []
+        self._release([*done.pages, *empty])
+        plans: list[RepackPlan] = []
+        if eligible:
+            plans = make_plans(eligible, self._pool, self._settings, pressure, reserve_pages)
+            self._submit(plans)
         self._page_reads.ask(self._tables.values())
-        if done.failures:
-            raise done.failures[0]
-        return StepReport(
-            committed=done.committed,
-            dropped=done.dropped,
-            moved_tokens=done.moved_tokens,
-            freed_empty_pages=sum(map(len, dead)),
-            freed_source_pages=sum(map(len, done.source_pages)),
-            submitted=len(plans),
-            submitted_tokens=sum(len(plan.positions) for plan in plans),
-            taken_pages=sum(len(plan.dst_pages) for plan in plans),
-            pending=len(self.copies.pending),
-            held_pages=self.copies.held_pages() if self.copies.busy else 0,
-        )
+        self.copies.next_step()
+        return self._report(done, empty, plans)
+
+    def settle(self, timeout: float) -> StepReport:
+        """Commit everything in flight, waiting for it up to `timeout` seconds; afterwards no
+        destination is held. When memory is short, the loop idle, or copies must not overlap.
+
+        Raises CopyFailedError after that, if a copy failed; InvariantError, having changed nothing,
+        if one does not end.
+        """
+        done = self.copies.settle(self._tables, everything=True, timeout=timeout)
+        self._release(done.pages)
+        return self._report(done, [], [])
+
+    drain = settle  # when the engine goes idle or is flushed
 
     def fork(self, row: Row, new_protected_len: int) -> RepackPlan | None:
         """Start a copy-on-write fork: the row's live tokens of [new_protected_len, protected_len)
@@ -239,34 +236,37 @@ class Reclaimer:
         self._submit([plan])
         return plan
 
-    def drain(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for all copies, then commit or release everything. True if
-        nothing is held afterwards. Raises CopyFailedError after that, if a copy failed."""
-        self.copies.wait(timeout)
-        done = self.copies.settle(self._tables)
-        self._release([*done.source_pages, *done.orphan_pages])
-        if done.failures:
-            raise done.failures[0]
-        return not self.copies.busy
-
     def _release(self, pages: list[Int64Array]) -> None:
         if pages:
             self._pool.release(np.concatenate(pages))
 
-    def _repack(
-        self, eligible: list[TokenTable], pressure: bool, reserve_pages: int
-    ) -> list[RepackPlan]:
-        plans = make_plans(eligible, self._pool, self._settings, pressure, reserve_pages)
-        if plans:
-            self._submit(plans)
-        return plans
-
     def _submit(self, plans: list[RepackPlan]) -> None:
+        if not plans:
+            return
         try:
             self.copies.submit(plans, self._tables)
         except BaseException:
-            self._pool.release(np.concatenate([plan.dst_pages for plan in plans]))
+            self._release([plan.dst_pages for plan in plans])
             raise
+
+    def _report(
+        self, done: Settled, empty: list[Int64Array], plans: list[RepackPlan]
+    ) -> StepReport:
+        if done.failures:
+            raise done.failures[0]
+        return StepReport(
+            committed=done.committed,
+            dropped=done.dropped,
+            moved_tokens=done.moved_tokens,
+            freed_empty_pages=sum(map(len, empty)),
+            freed_source_pages=sum(map(len, done.source_pages)),
+            submitted=len(plans),
+            submitted_tokens=sum(len(plan.positions) for plan in plans),
+            taken_pages=sum(len(plan.dst_pages) for plan in plans),
+            forked=tuple(done.forked),
+            given_up=tuple(done.given_up),
+            held_pages=self.copies.held_pages(),
+        )
 
     # -- checks ---------------------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ class Reclaimer:
         holdings = Holdings(
             tables=list(self._tables.values()),
             pending=[copy.plan for copy in self.copies.pending.values()],
-            orphans=[pages for pages, _ in self.copies.orphans],
+            abandoned=self.copies.abandoned(),
             evicted_counts=self.evicted_counts,
         )
         found = find_violations(

@@ -11,25 +11,25 @@ a place in a compacted page. Only one number per page, its id, ever comes from t
 Paper names: `evict_token(s)`, `sync_new_tokens`, `apply_moves` (arXiv 2608.13263, section 4).
 
 A copy-on-write fork moves the live tree-owned tokens of [new_protected_len, protected_len) into
-compacted pages and lowers `protected_len` in the same commit. Packed places carry any position, and
-original codes are counted from `first_original`, which a fork leaves alone.
+compacted pages and lowers `protected_len` in the same commit. A compacted page may hold any
+positions, and original codes are counted from `first_original`, which a fork leaves alone.
 """
 
-import sys
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from vtoken_sglang.core.faults import PositionError
 from vtoken_sglang.core.ledger import PageLedger
-from vtoken_sglang.core.plan import NEVER_REPACKED, RepackPlan
 from vtoken_sglang.core.types import (
+    NEVER_REPACKED,
     BoolArray,
     Generation,
     Int32Array,
     Int64Array,
     IntArray,
+    PositionError,
+    RepackPlan,
     Row,
     page_count,
     page_floor,
@@ -38,7 +38,6 @@ from vtoken_sglang.errors import StalePlanError
 
 _EVICTED: Final = 0
 _ORIGINAL: Final = -1
-_SCALAR_LIMIT: Final = 10
 
 
 class TokenTable:
@@ -48,11 +47,14 @@ class TokenTable:
         row, generation, record: identity of the request (`record` is compared with `is`).
         protected_len: positions below it are tree-owned (page multiple); never in the ledger.
         first_original: page number (position // page_size) of the ledger's code 0.
+        page_size: tokens per page.
         logical_len: positions known; each has had a slot.
-        dead: dead positions, masked ones included; live length = logical_len - dead.
+        evicted: evicted positions, masked ones included; live length = logical_len - evicted.
         ledger: the private pages.
         repacked_waste: waste of the sealed pages right after the last commit (hysteresis).
-        merge_seen: (sealed pages, live tokens in them) when a merge was last looked for.
+        merge_seen: (sealed pages, live tokens in them) when a merge was last tried.
+        _place: int32 [capacity], host: per position 0 (evicted), -1 (original), or where it lies in
+            a compacted page: -code * page_size + offset, at least page_size.
     """
 
     __slots__ = (
@@ -155,58 +157,36 @@ class TokenTable:
             raise PositionError("sealed_upto", rule, sealed_upto)
         self.ledger.seal(sealed_upto // self.page_size - self.first_original)
 
-    # -- evictions
-    # ----------------------------------------------------------------------------------
-
-    def evict_token(self, pos: int) -> bool:
-        """Mark one token dead; False if it already was. Raises PositionError (see evict_tokens)."""
-        if not 0 <= pos < self.open_start:
-            raise PositionError("positions", f"within [0, {self.open_start})", pos)
-        place = int(self._place[pos])
-        if place == _EVICTED:
-            return False
-        self._place[pos] = _EVICTED
-        self.evicted += 1
-        if place != _ORIGINAL:
-            self.ledger.evict_one(-(place // self.page_size))
-        elif pos >= self.protected_len:
-            self.ledger.evict_one(pos // self.page_size - self.first_original)
-        return True
+    # -- evictions ------------------------------------------------------------------------------
 
     def evict_tokens(self, positions: IntArray | Sequence[int]) -> Int64Array:
-        """Mark tokens dead; nothing moves. Returns the positions that were alive until now.
+        """Mark tokens evicted; nothing moves. Returns the positions that were alive until now.
 
-        Positions already dead are left alone; one in the open tail page or outside the known
-        range raises PositionError and changes nothing. Below `protected_len` a eviction is a mask:
+        Positions evicted before are left alone; one in the open tail page or outside the known
+        range raises PositionError and changes nothing. Below `protected_len` an eviction is a mask:
         no ledger count changes. The caller zeroes the returned entries of the row.
         """
-        dying = np.asarray(positions, dtype=np.int64)
-        if len(dying) <= _SCALAR_LIMIT:
-            return self._evict_few(dying.tolist())
-        if np.less_equal(dying[1:], dying[:-1]).any():
-            dying = np.unique(dying)
-        if dying[0] < 0 or dying[-1] >= self.open_start:
-            bad = dying[(dying < 0) | (dying >= self.open_start)].tolist()
+        at = np.asarray(positions, dtype=np.int64)
+        if not len(at):
+            return at
+        if (at[1:] <= at[:-1]).any():
+            at = np.unique(at)
+        if at[0] < 0 or at[-1] >= self.open_start:
+            bad = at[(at < 0) | (at >= self.open_start)].tolist()
             raise PositionError("positions", f"within [0, {self.open_start})", bad)
-        place = self._place[dying]
+        place = self._place[at]
         if not place.all():
             alive = place != _EVICTED
-            dying, place = dying[alive], place[alive]
-        self._place[dying] = _EVICTED
-        self.evicted += len(dying)
-        codes = self._codes(dying, place)
+            at, place = at[alive], place[alive]
+        self._place[at] = _EVICTED
+        self.evicted += len(at)
+        codes = self._codes(at, place)
         if self.protected_len:
-            codes = codes[(dying >= self.protected_len) | (place != _ORIGINAL)]
+            codes = codes[(at >= self.protected_len) | (place != _ORIGINAL)]
         if len(codes):
             codes.sort()
             self.ledger.evict(codes)
-        return dying
-
-    def _evict_few(self, positions: list[int]) -> Int64Array:
-        for pos in positions:
-            if not 0 <= pos < self.open_start:
-                raise PositionError("positions", f"within [0, {self.open_start})", pos)
-        return np.array([pos for pos in positions if self.evict_token(pos)], np.int64)
+        return at
 
     def _codes(self, positions: Int64Array, place: Int32Array) -> Int64Array:
         """Ledger code per position (meaningless for tree-owned ones)."""
@@ -224,18 +204,18 @@ class TokenTable:
         return alive
 
     def slots_of(self, positions: IntArray) -> Int64Array:
-        """Slot per private position, 0 = dead. Pages must have been read; a position that is
+        """Slot per private position, 0 = evicted. Pages must have been read; a position that is
         still tree-owned raises PositionError (its slot is only in the row)."""
         at = np.asarray(positions, np.int64)
         place = self._place[at]
         if ((at < self.protected_len) & (place == _ORIGINAL)).any():
             raise PositionError("positions", "private", at.tolist())
-        dead = place == _EVICTED
+        evicted = place == _EVICTED
         codes = self._codes(at, place)
-        codes[dead] = 0
+        codes[evicted] = 0
         offset = np.where(place == _ORIGINAL, at, place) % self.page_size
         slots: Int64Array = self.ledger.page[codes].astype(np.int64) * self.page_size + offset
-        slots[dead] = _EVICTED
+        slots[evicted] = 0
         return slots
 
     def live_tokens_of(self, codes: IntArray) -> tuple[Int32Array, Int64Array]:
@@ -250,7 +230,7 @@ class TokenTable:
         expected[~compacted] = _ORIGINAL
         positions[compacted] = self.ledger.compacted_positions(codes[compacted])
         expected[compacted] = (-codes[compacted].astype(np.int64) * size)[:, None] + offset
-        # The open tail may end inside a page; places past the end read as dead.
+        # The open tail may end inside a page; places past the end hold no live token.
         known = np.minimum(positions, len(self._place) - 1)
         here = (self._place[known] == expected) & (positions < self.logical_len)
         slots = self.ledger.page[codes].astype(np.int64)[:, None] * size + offset
@@ -262,24 +242,6 @@ class TokenTable:
         """Live tokens in tree-owned pages: seen by attention, their memory not ours."""
         return int((self._place[: self.protected_len] == _ORIGINAL).sum())
 
-    def is_dense(self) -> bool:
-        """Whether the live tokens fill page after page in order, all but the last, up to where the
-        engine puts the next one: attention may then read page lists. Walks the row."""
-        size = self.page_size
-        live = np.flatnonzero(self._place[: self.logical_len])
-        if len(live) % size != self.logical_len % size:
-            return False
-        place, order = self._place[live], np.arange(len(live))
-        original = place == _ORIGINAL
-        page = np.where(original, live // size, -(place // size))
-        inside = np.where(original, live, place) % size
-        return bool((inside == order % size).all() and (page == page[order // size * size]).all())
-
-    def waste(self) -> float:
-        """F = 1 - mean(live / page_size) over all retained private pages, the tail included."""
-        places = self.ledger.pages_held * self.page_size
-        return 1.0 - self.ledger.live_tokens / places if places else 0.0
-
     def sealed_waste(self) -> float:
         """F over the sealed pages: the part a repack can remove. The trigger looks at this, so
         that a half-written tail page does not count as waste."""
@@ -289,10 +251,10 @@ class TokenTable:
     # -- the commit -------------------------------------------------------------------------------
 
     def apply_moves(self, plan: RepackPlan) -> tuple[Int64Array, Int64Array]:
-        """Commit counts, ledger and places to the plan's destinations.
+        """Point counts, ledger and places to the plan's destinations.
 
-        A token that died after the plan was made stays dead; its place in the destination is a
-        hole. Returns (positions that moved, their new slots); the caller writes them to the row in
+        A token evicted after the plan was made stays evicted; its place in the destination stays
+        empty. Returns (positions that moved, their new slots); the caller writes them to the row in
         the same safe point. The source pages are no longer held. Raises StalePlanError, having
         changed nothing, if a live token is not where the plan took it from.
         """
@@ -336,8 +298,3 @@ class TokenTable:
         part = self._place[start : self.protected_len] == _ORIGINAL
         found: Int64Array = np.flatnonzero(part) + start
         return found
-
-    def metadata_bytes(self) -> int:
-        """Host bytes this request costs, objects and unused capacity included."""
-        objects = sys.getsizeof(self) + sys.getsizeof(self.ledger)
-        return objects + self._place.nbytes + self.ledger.metadata_bytes()

@@ -9,7 +9,7 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from vtoken_sglang.core.plan import StepReport
+from vtoken_sglang.core.types import StepReport
 
 
 @dataclass(slots=True)
@@ -31,6 +31,7 @@ class Statistics:
         retractions: requests taken back by SGLang. retractions_avoided: decode steps that would
             have taken requests back, without the pages that looks ahead of time returned since
             the pool ran short.
+        policy_errors: requests that a policy's error ended.
         trace: where each decision is written as one JSON line; None for no trace.
     """
 
@@ -47,7 +48,15 @@ class Statistics:
     stalled_chunks: int = 0
     retractions: int = 0
     retractions_avoided: int = 0
+    policy_errors: int = 0
     trace: TextIO | None = field(default=None, repr=False)
+
+    @classmethod
+    def with_trace(cls, path: str | None) -> Statistics:
+        """Fresh counters; each decision is appended to the file `path` as well, if there is one."""
+        if path is None:
+            return cls()
+        return cls(trace=open(path, "a", encoding="utf-8"))
 
     def add_eviction(self, rid: str, logical_len: int, evicted: NDArray[np.int64]) -> None:
         """Count one eviction: `evicted` (logical positions) died when the request had

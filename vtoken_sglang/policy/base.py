@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vtoken_sglang.errors import VTokenError
+from vtoken_sglang.errors import VTokenError, shown
 
 
 class PolicyError(VTokenError, RuntimeError):
@@ -23,11 +23,7 @@ class PolicyError(VTokenError, RuntimeError):
 
     def __init__(self, policy: object, rule: str, value: object) -> None:
         self.policy, self.rule, self.value = type(policy).__name__, rule, value
-        try:
-            shown = repr(value)
-        except Exception:  # an error of anybody's class, which may fail to show itself, too
-            shown = f"a {type(value).__name__}"
-        super().__init__(f"policy {self.policy}: scores {rule}, got {shown}")
+        super().__init__(f"policy {self.policy}: scores {rule}, got {shown(value)}")
 
 
 class Gather(Enum):

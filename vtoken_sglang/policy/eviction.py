@@ -45,6 +45,12 @@ def target_kept(options: RequestOptions, logical_len: int) -> int:
     return ceil(_as_written(options.keep) * logical_len)
 
 
+def live_after_eviction(options: RequestOptions, logical_len: int) -> int:
+    """Live tokens the request is left with: its target, and never less than is protected."""
+    target = target_kept(options, logical_len)
+    return max(target, options.sink + options.recent_of(target))
+
+
 def eviction_count(options: RequestOptions, *, live: int, candidates: int, logical_len: int) -> int:
     """How many of `candidates` (tokens that may die) go when `live` tokens are held."""
     return min(candidates, max(0, live - target_kept(options, logical_len)))
@@ -59,7 +65,8 @@ def candidate_range(
 ) -> tuple[int, int]:
     """Half-open index range into `live_positions` of the tokens that may die: not among the
     first `sink` or the last `recent` positions, and below `eligible_below`."""
-    end = min(logical_len - options.recent, eligible_below)
+    recent = options.recent_of(target_kept(options, logical_len))
+    end = min(logical_len - recent, eligible_below)
     first, last = np.searchsorted(live_positions, (options.sink, end))
     return int(first), max(int(first), int(last))
 
@@ -141,43 +148,48 @@ def choose_evicted(
         PolicyError: the policy raised an error, or its scores have a wrong shape, dtype or a value
             that is not finite.
     """
-    look = plan_eviction(
+    plan = plan_eviction(
         live_positions, logical_len=logical_len, options=options, eligible_below=eligible_below
     )
-    if look is None:
+    if plan is None:
         return _NONE_EVICTED.copy()
-    view = look.view()
-    return check_selected(
-        policy, select_on_device(policy, view if see is None else see(view), look)
-    )
+    view = plan.view()
+    scores = score_tokens(policy, view if see is None else see(view), plan)
+    return check_selected(policy, lowest(scores, plan))
 
 
-def select_on_device(policy: Policy, view: PolicyView, look: EvictionPlan) -> Tensor:
-    """The look's evicted, decided where the scores are; no value is read back.
-
-    Returns:
-        int64 [1 + count]: how many scores are not finite, then the evicted, ascending.
+def score_tokens(policy: Policy, view: PolicyView, plan: EvictionPlan) -> Tensor:
+    """The policy's scores of a plan's live tokens, float32 [n_live]; no value is read back.
 
     Raises:
         PolicyError: the policy raised an error, or its scores have a wrong shape, dtype, layout or
             device.
     """
-    # The policy may write to its view; the evicted come from what it was given.
-    candidates = view.positions[look.first : look.last].clone()
+    device = view.positions.device
     try:
         found = policy.score(view)
     except Exception as error:  # anybody's code: it must name itself, and only its request ends
         raise PolicyError(policy, "must be computed without an error", error) from error
-    scores = _checked_scores(policy, found, len(look.positions), candidates.device)
-    # Candidates ascend, so a stable order breaks ties by lower position.
-    order = scores[look.first : look.last].sort(stable=True).indices
-    evicted = candidates[order[: look.count]].sort().values
+    return _checked_scores(policy, found, len(plan.positions), device)
+
+
+def lowest(scores: Tensor, plan: EvictionPlan) -> Tensor:
+    """The plan's evicted tokens, decided where the scores are.
+
+    Returns:
+        int64 [1 + count]: how many scores are not finite, then the positions, ascending.
+    """
+    # The positions come from the plan: a policy may write to its view.
+    positions = plan.view(scores.device).positions[plan.first : plan.last]
+    # They ascend, so a stable order breaks ties by lower position.
+    order = scores[plan.first : plan.last].sort(stable=True).indices
+    evicted = positions[order[: plan.count]].sort().values
     bad = scores.isfinite().logical_not().sum(dtype=torch.int64)
     return torch.cat([bad[None], evicted])
 
 
 def check_selected(policy: Policy, found: Tensor | NDArray[np.int64]) -> NDArray[np.int64]:
-    """The evicted out of what `select_on_device` returned, once it is on the host.
+    """The evicted out of what `lowest` returned, once it is on the host.
 
     Raises:
         PolicyError: a score is not finite.

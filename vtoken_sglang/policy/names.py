@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Final
 
 from vtoken_sglang.errors import ConfigError
+from vtoken_sglang.options import NO_POLICY
 
 ENTRY_POINT_GROUP: Final = "vtoken_sglang.policies"
-NO_POLICY: Final = "none"
 BUILT_IN: Final = MappingProxyType(
     {
         "h2o": "vtoken_sglang.policy.h2o:H2O",
@@ -47,3 +47,10 @@ def policy_targets() -> MappingProxyType[str, str]:
             )
         targets[entry.name] = entry.value
     return MappingProxyType(dict(sorted(targets.items())))
+
+
+def check_installed(name: str, field: str) -> None:
+    """Refuse a policy that is not installed. Raises ConfigError, which names `field`."""
+    if name != NO_POLICY and name not in policy_targets():
+        names = ", ".join((NO_POLICY, *policy_targets()))
+        raise ConfigError(field, f"must be an installed policy ({names})", name)

@@ -28,6 +28,10 @@ class Scissorhands(Policy):
 
     window: int = 400
 
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ValueError("window must be at least 1")
+
     def observation(self) -> Observation:
         return Observation(Gather.BELOW_UNIFORM, self.window)
 

@@ -29,6 +29,12 @@ class SnapKV(Policy):
     window: int = 64
     kernel: int = 5
 
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ValueError("window must be at least 1")
+        if not (self.kernel % 2 and 1 <= self.kernel <= 127):
+            raise ValueError("kernel must be an odd number from 1 to 127")
+
     def observation(self) -> Observation:
         return Observation(Gather.PROMPT_END, self.window)
 

@@ -11,8 +11,9 @@ pytest.importorskip("sglang", reason="needs SGLang")
 
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
-from tests.helpers.admission import TREE, ask, budget_of, stock_reserve, waiting
+from tests.helpers.admission import TREE, ask, asked_about, budget_of, stock_reserve, waiting
 from tests.helpers.fake_engine import FakeEngine, FakeRequest, MakeEngine
+from vtoken_sglang.options import RequestOptions
 
 
 def running(sim: FakeEngine, rid: str, prompt: int, new: int, **options: Any) -> FakeRequest:
@@ -58,7 +59,7 @@ def test_a_published_prompt_is_charged_whole_under_mask(engine: MakeEngine) -> N
     assert admitted == [True, True, False, False]  # 288 + 80 each, of 1024
     private = [waiting(sim, f"p{n}", 300, 300, publish="never") for n in range(4)]
     budget = budget_of(sim)
-    # Each holds 304 until it is pruned, so the fourth waits for the first look, and no longer.
+    # Each holds 304 until it is pruned, so the fourth waits for the first eviction, and no longer.
     assert [ask(budget, request) for request in private] == [True, True, True, False]
 
 
@@ -82,11 +83,11 @@ def test_the_fork_of_a_running_request_keeps_its_room(engine: MakeEngine) -> Non
     newcomer = waiting(sim, "n", 150, 8)
     # 256 are free: 176 for its prompt, and 32 for pages opened soon, but not 96 for the copies.
     assert not ask(budget_of(sim, request), newcomer, request)
-    request.skip_radix_cache_insert = True  # looked at
+    request.skip_radix_cache_insert = True  # evicted from
     assert ask(budget_of(sim, request), newcomer, request)
-    sim.runtime._forks.waiting[request.kv.req_pool_idx] = 4
+    sim.runtime.state_of(request).fork_wanted = 4
     assert not ask(budget_of(sim, request), newcomer, request)
-    sim.runtime._forks.waiting[request.kv.req_pool_idx] = 3
+    sim.runtime.state_of(request).fork_wanted = 3
     assert ask(budget_of(sim, request), newcomer, request)
 
 
@@ -132,11 +133,11 @@ def test_an_unpruned_request_is_charged_its_whole_length(engine: MakeEngine) -> 
     assert ask(budget_of(sim), waiting(sim, "b", 600, 300, policy="none"))
 
 
-@pytest.mark.parametrize("settings", [{"admission": "full"}, {"arm": "naive"}])
+@pytest.mark.parametrize("ablation", ["full-admission", "naive"])
 def test_sglangs_own_budget_where_nothing_is_expected_back(
-    engine: MakeEngine, settings: dict[str, Any]
+    engine: MakeEngine, ablation: str
 ) -> None:
-    sim = engine(**settings)
+    sim = engine(ablation=ablation)
     assert type(budget_of(sim)) is PrefillBudget
     request = running(sim, "a", 200, 400)
     assert budget_of(sim, request).total_offset == pytest.approx(198, abs=2)
@@ -154,26 +155,26 @@ def test_a_chunk_takes_what_is_free_or_waits_and_all_wait_with_it(engine: MakeEn
     request.prefix_len = 96
     holder = sim.admit("holder", 80, policy="none")
     sim.prefill(holder)
-    budget: Any = budget_of(sim)
-    budget.consider(request, [holder], alone=False)
-    assert budget.available_chunk_tokens(64) == 64  # exactly: one page is kept for rounding
+    budget = budget_of(sim)
+    lent = asked_about(request, budget, [holder])
+    assert lent.available_chunk_tokens(64) == 64  # exactly: one page is kept for rounding
     sim.extend(holder, 96)
     budget = budget_of(sim)
-    budget.consider(request, [holder], alone=False)
-    assert budget.available_chunk_tokens(64) == 48
+    lent = asked_about(request, budget, [holder])
+    assert lent.available_chunk_tokens(64) == 48
     assert not ask(budget, waiting(sim, "late", 8, 8), holder)
     sim.extend(holder, 144)
     budget = budget_of(sim)
-    budget.consider(request, [holder], alone=False)
-    assert budget.available_chunk_tokens(64) is None
-    assert sim.runtime.capacity.stalled
+    lent = asked_about(request, budget, [holder])
+    assert lent.available_chunk_tokens(64) is None
+    assert sim.runtime.demand.stalled
     assert sim.runtime.statistics.stalled_chunks == 1
     assert not ask(budget, waiting(sim, "later", 8, 8), holder)
-    sim.safe_point()  # looked at ahead of time: what was computed of it is pruned
+    sim.safe_point()  # evicts ahead of time from what was computed of it
     budget = budget_of(sim)
-    budget.consider(request, [holder], alone=False)
-    assert budget.available_chunk_tokens(64) is not None
-    assert not sim.runtime.capacity.stalled
+    lent = asked_about(request, budget, [holder])
+    assert lent.available_chunk_tokens(64) is not None
+    assert not sim.runtime.demand.stalled
 
 
 @pytest.mark.parametrize("shared", ["skip", "mask", "auto"])
@@ -187,10 +188,10 @@ def test_the_last_chunk_of_a_published_prompt_is_reserved_whole(
     sim.extend(request, 256)
     request.prefix_len = request.kv.cache_protected_len = 256  # its first chunk is in the tree
     sim.scheduler.chunked_req = request
-    budget: Any = budget_of(sim)
-    budget.consider(request, [], alone=False)
-    assert budget.available_chunk_tokens(256) == 256
-    budget.reserve(144, 32, is_chunked_continuation=True)
+    budget = budget_of(sim)
+    lent = asked_about(request, budget)
+    assert lent.available_chunk_tokens(256) == 256
+    lent.reserve(144, 32, is_chunked_continuation=True)
     # 768 are free: 144 for the last chunk and 32 for what it generates leave less than 592.
     assert ask(budget, waiting(sim, "late", 16, new, policy="none"), request) == fits
 
@@ -204,98 +205,20 @@ def test_pages_opened_soon_are_those_that_decoding_takes(
     request = sim.admit("a", length)
     sim.prefill(request)
     free = sim.allocator.available_size()
-    expected = sim.runtime.capacity.soon_opened([request], steps=4)
+    expected = sim.runtime.demand.soon_opened([request], steps=4)
     for _ in range(4):
         sim.decode(request)
     assert free - sim.allocator.available_size() == expected
 
 
-def test_chunks_are_not_expected_to_be_pruned_before_a_policy_looks(engine: MakeEngine) -> None:
+def test_chunks_are_not_expected_to_be_pruned_before_a_policy_can(engine: MakeEngine) -> None:
     """snapkv waits for the prompt's end: until then a private prompt is there whole."""
     sim = engine(pages=32)  # 512 tokens
-    for policy, most in (("streaming_llm", 176), ("snapkv", 416)):
+    for policy, maximum in (("streaming_llm", 176), ("snapkv", 416)):
         request = waiting(sim, policy, 400, 10, publish="never", policy=policy)
-        charge = sim.runtime.capacity.charge(request, 32)
+        charge = sim.runtime.demand.charge(request, 32)
         assert charge is not None
-        assert most - 16 <= charge.footprint.prefill <= most
-
-
-# -- requests longer than the pool ----------------------------------------------------------------
-
-
-def clipped(sim: FakeEngine, request: FakeRequest) -> int:
-    """SGLang's own clip, from `max_req_len`."""
-    sim.scheduler.model_config = SimpleNamespace(context_len=8192)
-    sim.scheduler.max_new_tokens_limit = None
-    sim.scheduler.chunked_prefill_size = 64
-    sim.scheduler.max_req_input_len = sim.total - 6
-    wanted = request.sampling_params.max_new_tokens
-    room = max(0, sim.total - 2 - request.prompt_len)
-    return room if wanted is None else min(wanted, room)
-
-
-def allowed(sim: FakeEngine, request: FakeRequest) -> int:
-    wanted = request.sampling_params.max_new_tokens
-    return sim.runtime.lengths.new_tokens(request, wanted, clipped(sim, request))
-
-
-def test_a_request_whose_budget_fits_may_outgrow_the_pool(engine: MakeEngine) -> None:
-    sim = engine(pages=32)  # 512 tokens
-    assert allowed(sim, waiting(sim, "a", 100, 3000)) == 3000
-    assert allowed(sim, waiting(sim, "b", 3000, 100)) == 100
-    assert allowed(sim, waiting(sim, "c", 100, 100_000)) == 8192 - 1 - 100 - 1  # a row's width
-    plain = waiting(sim, "d", 100, 3000, policy="none")
-    assert allowed(sim, plain) == clipped(sim, plain)
-
-
-def test_one_whose_budget_does_not_fit_is_told_what_would(engine: MakeEngine) -> None:
-    from vtoken_sglang.errors import ConfigError
-
-    sim = engine(pages=32)
-    with pytest.raises(ConfigError, match=r"up to \d+ new tokens after this prompt") as caught:
-        allowed(sim, waiting(sim, "a", 100, 3000, keep=0.5))
-    assert caught.value.field == "vtoken.keep"
-    assert caught.value.value == 0.5
-    fit = int(str(caught.value).rpartition("up to ")[2].split()[0])
-    assert allowed(sim, waiting(sim, "b", 100, fit, keep=0.5)) == fit
-    with pytest.raises(ConfigError, match="smaller vtoken.budget would"):
-        allowed(sim, waiting(sim, "c", 100, 3000, budget=600))
-    # One that does not say how much it wants gets what fits.
-    modest = waiting(sim, "e", 100, 3000, keep=0.5)
-    modest.sampling_params.max_new_tokens = None
-    assert allowed(sim, modest) == fit
-
-
-@pytest.mark.parametrize(("policy", "chunk"), [("streaming_llm", None), ("snapkv", 64)])
-def test_what_is_there_whole_at_some_time_does_not_outgrow_the_pool(
-    engine: MakeEngine, policy: str, chunk: int | None
-) -> None:
-    """After a retraction prompt and output are one prompt: in one chunk, or not pruned before its
-    end. What is said to fit does."""
-    from vtoken_sglang.errors import ConfigError
-
-    sim = engine(pages=32)
-    request = waiting(sim, "a", 100, 3000, policy=policy)
-    stock = clipped(sim, request)
-    sim.scheduler.chunked_prefill_size = chunk
-    with pytest.raises(ConfigError, match="new tokens after this prompt") as caught:
-        sim.runtime.lengths.new_tokens(request, 3000, stock)
-    fit = int(str(caught.value).rpartition("up to ")[2].split()[0])
-    assert fit == 512 - 16 - 100
-
-
-def test_a_prompt_the_tree_could_not_hold_stays_private(engine: MakeEngine) -> None:
-    sim = engine(pages=32)
-    sim.scheduler.chunked_prefill_size = 64
-    long, short = waiting(sim, "long", 900, 10), waiting(sim, "short", 100, 3000)
-    assert sim.runtime.lengths.keeps_private(long)
-    assert not sim.runtime.lengths.keeps_private(short)
-    # Under auto others may hold its prompt, too, and then it is never given back.
-    grows = waiting(sim, "grows", 200, 400, keep=0.4, shared="auto")
-    assert sim.runtime.lengths.keeps_private(grows)
-    # Nor may it lock so much of the cache that the rest finds no room.
-    assert sim.runtime.capacity.longest_match(long) == 512 - 16 - 96 - 64
-    assert sim.runtime.capacity.longest_match(waiting(sim, "fits", 100, 100)) is None
+        assert maximum - 16 <= charge.footprint.prefill <= maximum
 
 
 def test_expected_and_actual_footprint_are_shown(engine: MakeEngine) -> None:
@@ -309,10 +232,20 @@ def test_expected_and_actual_footprint_are_shown(engine: MakeEngine) -> None:
     assert set(sim.runtime.describe()["footprint"].values()) == {0}
 
 
-def test_options_are_resolved_once_per_kind(engine: MakeEngine) -> None:
+def test_options_are_resolved_once_per_request(engine: MakeEngine) -> None:
     sim = engine()
-    own = waiting(sim, "a", 10, 10, keep=0.5)
-    default, same = waiting(sim, "b", 10, 10), waiting(sim, "c", 10, 10, keep=0.5)
-    options_of = sim.runtime.capacity.options
-    assert options_of(own) is options_of(same)
+    own, default = waiting(sim, "a", 10, 10, keep=0.5), waiting(sim, "b", 10, 10)
+    options_of = sim.runtime.demand.options
+    assert options_of(own) is options_of(own)
     assert (options_of(own).keep, options_of(default).budget) == (0.5, 48)  # type: ignore[union-attr]
+
+
+def test_a_share_of_recent_tokens_is_part_of_what_is_held(engine: MakeEngine) -> None:
+    """Sinks and recent tokens may be more than the target: then they are what is held."""
+    rule = engine().runtime.demand.rule
+    half = RequestOptions(policy="random", budget=100, sink=4, recent=0.5)
+    most = RequestOptions(policy="random", budget=100, sink=4, recent=0.99)
+    assert rule(half).target(1000) == 100
+    assert rule(most).target(1000) == 103
+    share = RequestOptions(policy="random", keep=0.1, sink=90, recent=0.5)
+    assert [rule(share).target(length) for length in (100, 1000)] == [95, 140]

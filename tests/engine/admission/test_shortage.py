@@ -35,13 +35,13 @@ def full_pool(
 @pytest.mark.parametrize(
     ("options", "spare"), [({}, 0), ({**THINNED, "budget": None}, 1)], ids=["window", "scattered"]
 )
-def test_looks_ahead_of_time_make_room(
+def test_evicting_ahead_of_time_makes_room(
     engine: MakeEngine, options: dict[str, Any], spare: int
 ) -> None:
     """Dead pages of a window come back at once, scattered ones after the copies that empty them,
     which need a page to begin with."""
     sim, requests = full_pool(engine, spare, **options)
-    copies = sim.runtime._reclaimer.copies
+    copies = sim.runtime.reclaimer.copies
     copies.wait = lambda _timeout: [copy.finish() for copy in sim.copies.waiting]  # type: ignore
     assert decode_step(sim, requests)
     found = sim.runtime.statistics
@@ -55,17 +55,17 @@ def test_looks_ahead_of_time_make_room(
 
 
 def test_switched_off_the_step_does_not_fit(engine: MakeEngine) -> None:
-    sim, requests = full_pool(engine, shortage="retract")
+    sim, requests = full_pool(engine, ablation="retract")
     assert not decode_step(sim, requests)
     found = sim.runtime.statistics
     assert (found.retractions_avoided, found.early_evictions) == (0, 0)
 
 
-@pytest.mark.parametrize("shortage", ["relieve", "retract"])
-def test_what_a_copy_holds_is_waited_for(engine: MakeEngine, shortage: str) -> None:
+@pytest.mark.parametrize("ablation", ["", "retract"])
+def test_what_a_copy_holds_is_waited_for(engine: MakeEngine, ablation: str) -> None:
     """The pool lacks those pages because of us: SGLang would end the last request for them."""
     options: dict[str, Any] = {**THINNED, "budget": None, "publish": "never", "interval": 128}
-    sim = engine(pages=13, shortage=shortage, **options)
+    sim = engine(pages=13, ablation=ablation, **options)
     request = sim.admit("a", 127)
     sim.prefill(request)
     sim.decode(request)
@@ -74,7 +74,7 @@ def test_what_a_copy_holds_is_waited_for(engine: MakeEngine, shortage: str) -> N
     while sim.allocator.available_size() or request.kv.kv_committed_len % 16:
         sim.decode(request)
     assert decode_step(sim, [request])
-    assert bool(sim.runtime.statistics.early_evictions) == (shortage == "relieve")
+    assert bool(sim.runtime.statistics.early_evictions) == (not ablation)
     assert sim.accounted() == sim.total
     assert sim.seen(request)
 
@@ -86,7 +86,7 @@ def test_nothing_is_done_while_the_step_fits(engine: MakeEngine) -> None:
     assert sim.runtime.statistics.early_evictions == 0
 
 
-def test_a_safe_point_looks_ahead_when_pages_run_out(engine: MakeEngine) -> None:
+def test_a_safe_point_evicts_ahead_of_time_when_pages_run_out(engine: MakeEngine) -> None:
     sim, requests = full_pool(engine)
     sim.safe_point()
     assert sim.runtime.statistics.early_evictions == 2
@@ -94,9 +94,9 @@ def test_a_safe_point_looks_ahead_when_pages_run_out(engine: MakeEngine) -> None
     assert sim.runtime.statistics.retractions_avoided == 1  # once, not at both
 
 
-def test_a_pool_that_stays_full_is_not_looked_at_in_every_step(engine: MakeEngine) -> None:
-    """A look that frees no page only costs: at a safe point it waits for a page of new tokens and a
-    quarter of the interval; before SGLang takes a request back it does not wait."""
+def test_a_pool_that_stays_full_is_not_evicted_from_in_every_step(engine: MakeEngine) -> None:
+    """An eviction that frees no page only costs: at a safe point it waits for a page of new tokens
+    and a quarter of the interval; before SGLang retracts a request it does not wait."""
     sim, requests = full_pool(engine)
     sim.runtime.relief.wanted = lambda _running: True  # type: ignore[method-assign]
     found = sim.runtime.statistics
@@ -109,13 +109,13 @@ def test_a_pool_that_stays_full_is_not_looked_at_in_every_step(engine: MakeEngin
 
 
 @pytest.mark.parametrize(
-    ("interval", "page_size", "least"), [(8, 16, 16), (128, 16, 32), (128, 1, 32), (2, 1, 1)]
+    ("interval", "page_size", "soonest"), [(8, 16, 16), (128, 16, 32), (128, 1, 32), (2, 1, 1)]
 )
-def test_how_far_ahead_is_useful(interval: int, page_size: int, least: int) -> None:
+def test_how_far_ahead_is_useful(interval: int, page_size: int, soonest: int) -> None:
     options = RequestOptions.resolve(
         VTokenConfig(policy="random", keep=0.5), {"interval": interval}
     )
-    for ahead, first in ((Ahead.USEFULLY, least), (Ahead.ALWAYS, 1)):
+    for ahead, first in ((Ahead.USEFULLY, soonest), (Ahead.ALWAYS, 1)):
         assert not ahead.due(options, first - 1, page_size)
         assert ahead.due(options, first, page_size)
     assert not Ahead.NEVER.due(options, 10_000, page_size)
@@ -134,7 +134,7 @@ def test_memory_that_came_back_opens_admission(engine: MakeEngine) -> None:
     assert batch.batch_is_full
 
 
-def test_a_look_opens_admission(engine: MakeEngine) -> None:
+def test_an_eviction_opens_admission(engine: MakeEngine) -> None:
     """Its prompt is in the tree now: those that share it need less than when they were refused."""
     sim = engine()
     request = sim.admit("a", 30)
@@ -146,10 +146,10 @@ def test_a_look_opens_admission(engine: MakeEngine) -> None:
     assert sim.runtime.statistics.evicted_tokens == 0, "below its budget: nothing comes back"
     assert not batch.batch_is_full
     batch.batch_is_full = True
-    sim.safe_point()  # nothing new to look at
+    sim.safe_point()  # nothing is due
     assert batch.batch_is_full
     sim.decode(request)
-    sim.safe_point()  # looked at again: nothing new for those that wait
+    sim.safe_point()  # again: nothing new for those that wait
     assert sim.runtime.statistics.evicted_tokens == 0
     assert batch.batch_is_full
 
@@ -168,7 +168,7 @@ def test_a_chunk_that_waits_in_vain_is_ended(engine: MakeEngine) -> None:
     sim.scheduler.chunked_req = request
     ended: list[str] = []
     sim.scheduler.abort_request = lambda message: ended.append(message.rid)
-    sim.runtime.capacity.stalled = True
+    sim.runtime.demand.stalled = True
     for _ in range(MAX_IDLE_PASSES - 1):
         sim.runtime.relief.watch(running=0)
     sim.runtime.relief.watch(running=1)  # somebody runs: memory may come back
@@ -181,26 +181,26 @@ def test_a_chunk_that_waits_in_vain_is_ended(engine: MakeEngine) -> None:
 
 def test_an_aborted_chunk_leaves_no_shortage_behind(engine: MakeEngine) -> None:
     sim = engine()
-    sim.runtime.capacity.stalled = True
+    sim.runtime.demand.stalled = True
     assert not sim.runtime.relief.wanted(running=1)  # the request that found no room is gone
 
 
-@pytest.mark.parametrize("shortage", ["relieve", "retract"])
+@pytest.mark.parametrize("ablation", ["", "retract"])
 @pytest.mark.parametrize("in_flight", [0, 1])
 def test_a_chunk_without_room_gives_its_pages_to_those_that_decode(
-    engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, in_flight: int, shortage: str
+    engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, in_flight: int, ablation: str
 ) -> None:
     """Not while a chunk of it is computed: its result would be taken for the last one's."""
     from sglang.srt.managers import schedule_batch
 
-    sim = engine(pages=16, shortage=shortage)
+    sim = engine(pages=16, ablation=ablation)
     decoding = sim.admit("decoding", 127, policy="none")
     sim.prefill(decoding)
     sim.decode(decoding)
     chunked: Any = sim.admit("chunked", 900, publish="never")
     sim.extend(chunked, 128)
     chunked.prefix_len, chunked.inflight_middle_chunks = 128, in_flight
-    sim.scheduler.chunked_req, sim.runtime.capacity.stalled = chunked, True
+    sim.scheduler.chunked_req, sim.runtime.demand.stalled = chunked, True
     queued: list[str] = []
 
     def release(*, req: FakeRequest, **_: Any) -> None:
@@ -212,5 +212,5 @@ def test_a_chunk_without_room_gives_its_pages_to_those_that_decode(
     assert decode_step(sim, [decoding]) == (not in_flight)
     assert queued == ([] if in_flight else ["chunked"])
     if not in_flight:
-        assert sim.runtime.statistics.retractions_avoided == (shortage == "relieve")
+        assert sim.runtime.statistics.retractions_avoided == (not ablation)
         assert sim.accounted() == sim.total

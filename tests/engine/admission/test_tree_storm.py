@@ -12,13 +12,14 @@ import pytest
 
 pytest.importorskip("sglang", reason="needs SGLang")
 
+from tests.helpers.admission import set_lengths
 from tests.helpers.storm import CHUNK, TreeEngine, TreeStorm
 from tests.helpers.tree_request import TreeRequest
 from vtoken_sglang.options import VTokenConfig
 
 POOL_TOKENS = 384
 REQUESTS = 24
-SEEDS = 5
+SEEDS = 6
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Weather:
 
     Fields:
         shared, own, new: tokens of a prompt that others start with, too; of its own; to generate.
-        intervals: tokens between two looks. unpruned, outgrowing: shares of requests.
+        intervals: tokens between two evictions. unpruned, outgrowing: shares of requests.
         ratios: as in `budget_of`.
     """
 
@@ -70,10 +71,10 @@ def arrival(sim: TreeEngine, draw: random.Random, weather: Weather, number: int)
     new = min(draw.randint(*weather.new), sim.total - 24 - len(prompt))  # as SGLang clips it
     options = options_of(draw, weather)
     request = sim.queue(f"r{number}", prompt, new, **options)
-    pruned = sim.runtime.capacity.options(request)
+    pruned = sim.runtime.demand.options(request)
     if pruned is not None and draw.random() < weather.outgrowing:
         more = POOL_TOKENS + 40 - len(prompt)
-        if sim.runtime.capacity.fits(pruned, len(prompt), more, published=False):
+        if sim.runtime.limits.serves(pruned, len(prompt), more):
             request = sim.queue(f"r{number}", prompt, more, **options)
     return request
 
@@ -86,7 +87,7 @@ def storm(patch: pytest.MonkeyPatch, seed: int, page_size: int) -> TreeStorm:
         keep=0.5,
         sink=2,
         recent=8,
-        shortage=draw.choice(["relieve", "relieve", "retract"]),
+        ablation=draw.choice(["", "", "retract"]),
         check=True,
     )
     pages = POOL_TOKENS // page_size
@@ -94,14 +95,15 @@ def storm(patch: pytest.MonkeyPatch, seed: int, page_size: int) -> TreeStorm:
     sim = TreeEngine(patch, config, page_size=page_size, pages=pages, core=core)
     promptness = draw.choice([0.05, 0.4])
     chunk = draw.choice([CHUNK, POOL_TOKENS])  # at most; or whole prompts
+    set_lengths(sim, chunk)
     run = TreeStorm(sim, draw, [], draw.choice(weather.ratios), promptness, chunk=chunk)
     step = 0
     for number in range(REQUESTS):
         request = arrival(sim, draw, weather, number)
         run.coming.insert(0, (step, request))
-        most = request.sampling_params.max_new_tokens
-        run.lengths[request.rid] = draw.choice([most, draw.randint(1, most)])
-        run.happened["longer than the pool"] += sim.runtime.capacity.outgrows(request)
+        maximum = request.sampling_params.max_new_tokens
+        run.lengths[request.rid] = draw.choice([maximum, draw.randint(1, maximum)])
+        run.happened["longer than the pool"] += sim.runtime.demand.outgrows(request)
         step += draw.choice([0, 0, 0, 0, 2, 30])
     run.run()
     assert run.happened["ended"] == REQUESTS
@@ -110,9 +112,9 @@ def storm(patch: pytest.MonkeyPatch, seed: int, page_size: int) -> TreeStorm:
     if core == "python":
         assert not any(sim.lock_counts().values())
     counted = sim.runtime.statistics
-    run.happened["forks"] += sim.runtime._forks.committed
+    run.happened["forks"] += sim.runtime.forks.committed
     run.happened["admitted by pruning"] += counted.admitted_by_pruning
-    run.happened["looks ahead of time"] += counted.early_evictions
+    run.happened["evicted from ahead of time"] += counted.early_evictions
     run.happened["relieved"] += counted.retractions_avoided
     run.happened["stalled"] += counted.stalled_chunks
     run.happened["retracted"] += run.retracted
@@ -129,7 +131,7 @@ WANTED = (
     "evicted",
     "longer than the pool",
     "admitted by pruning",
-    "looks ahead of time",
+    "evicted from ahead of time",
     "relieved",
     "retracted",
     "resumed",

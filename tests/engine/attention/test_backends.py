@@ -26,8 +26,6 @@ from tests.helpers.attention_batches import (
     random_qkv,
 )
 from vtoken_sglang.engine.attention import cpu as attention_cpu
-from vtoken_sglang.engine.attention import flashinfer as attention_flashinfer
-from vtoken_sglang.engine.attention import triton as attention_triton
 from vtoken_sglang.engine.attention.backends import install_backends, verify_backend
 from vtoken_sglang.engine.attention.cpu import VTokenTorchAttnBackend
 from vtoken_sglang.engine.attention.flashinfer import VTokenFlashInferAttnBackend
@@ -36,10 +34,10 @@ from vtoken_sglang.options import VTokenConfig
 
 READS_LIVE = [
     VTokenConfig(),  # hook-only
-    VTokenConfig(policy="random", keep=0.5, arm="naive"),
-    VTokenConfig(policy="random", keep=0.5, arm="reclaim"),
+    VTokenConfig(policy="random", keep=0.5, ablation="naive"),
+    VTokenConfig(policy="random", keep=0.5),
 ]
-NATIVE = VTokenConfig(arm="native")
+NATIVE = VTokenConfig(ablation="native")
 
 
 @pytest.fixture(autouse=True)
@@ -85,19 +83,6 @@ def test_what_an_arm_registers_is_what_it_is_verified_for(
     verify_backend(runner, config)
 
 
-@pytest.mark.parametrize("page_mode", ["off", "dense"])
-def test_page_mode_reaches_flashinfer(monkeypatch: pytest.MonkeyPatch, page_mode: str) -> None:
-    asked: list[bool] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(attention_cpu, "register", lambda mode: None)
-    monkeypatch.setattr(attention_triton, "register", lambda: None)
-    monkeypatch.setattr(
-        attention_flashinfer, "register", lambda *, page_mode: asked.append(page_mode)
-    )
-    install_backends(VTokenConfig(page_mode=page_mode))
-    assert asked == [page_mode == "dense"]
-
-
 @pytest.mark.parametrize("config", READS_LIVE, ids=lambda config: config.arm)
 def test_flashinfer_must_pack_live_slots(config: VTokenConfig) -> None:
     runner = runner_with(VTokenFlashInferAttnBackend)
@@ -117,11 +102,11 @@ def test_a_stock_backend_on_cuda_is_fair_for_native_only() -> None:
 
 
 @pytest.mark.parametrize("config", [READS_LIVE[0], NATIVE], ids=lambda config: config.arm)
-def test_every_forward_reads_its_rows_through_the_slot_map(
+def test_every_forward_reads_its_rows_once(
     monkeypatch: pytest.MonkeyPatch, config: VTokenConfig
 ) -> None:
-    """Once per forward, in the arm's mode, although nothing is dead; and attention reads that map,
-    not the rows: what they say changes under it."""
+    """In the arm's mode, although nothing was evicted; and attention reads that plan, not the rows:
+    what they say changes under it."""
     known = dict(attention_registry.ATTENTION_BACKENDS)
     monkeypatch.setattr(attention_registry, "ATTENTION_BACKENDS", known)
     install_backends(config)
@@ -129,13 +114,13 @@ def test_every_forward_reads_its_rows_through_the_slot_map(
     runner = make_runner(geometry)
     backend = known["torch_native"](runner)
     modes: list[str] = []
-    build = attention_cpu.build_slot_map
+    build = attention_cpu.AttentionPlan
 
     def watched(*arguments: Any, mode: Any) -> Any:
         modes.append(mode)
         return build(*arguments, mode=mode)
 
-    monkeypatch.setattr(attention_cpu, "build_slot_map", watched)
+    monkeypatch.setattr(attention_cpu, "AttentionPlan", watched)
     forwards = [
         (ForwardMode.EXTEND, Lanes(prefix=[0, 0], own=[40, 7])),
         (ForwardMode.EXTEND, Lanes(prefix=[100, 30], own=[9, 1])),

@@ -148,7 +148,7 @@ def test_writes_the_new_tokens_before_reading_them() -> None:
 
 
 @pytest.mark.parametrize(("mode", "prefix_lens", "own_lens"), CASES_WITH_PREFIX)
-def test_live_mode_drops_dead_tokens(
+def test_live_mode_drops_evicted_tokens(
     mode: ForwardMode, prefix_lens: list[int], own_lens: list[int]
 ) -> None:
     """Zeroed entries equal a shorter row without them; direct mode reads them as the sink."""
@@ -193,7 +193,7 @@ def test_plan_is_fixed_at_the_start_of_the_forward() -> None:
         {"logit_cap": 30.0},
     ],
 )
-def test_refuses_layers_outside_the_slot_map(options: dict[str, object]) -> None:
+def test_refuses_layers_that_the_plan_does_not_describe(options: dict[str, object]) -> None:
     runner = make_runner()
     batch = make_batch(runner, ForwardMode.DECODE, [5], [1])
     backend = VTokenTorchAttnBackend(runner, "live")

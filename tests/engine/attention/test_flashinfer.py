@@ -125,7 +125,7 @@ def check(
 @pytest.mark.parametrize("tensor_cores", [False, True])
 @pytest.mark.parametrize("evicted_share", [0.0, 0.5, 1.0])
 def test_decode(geometry: Geometry, tensor_cores: bool, evicted_share: float) -> None:
-    """Both decode kernels; lanes of length 1, short, long, all but the tail dead."""
+    """Both decode kernels; lanes of length 1, short, long, all but the tail evicted."""
 
     def prepare(backend: VTokenFlashInferAttnBackend) -> None:
         for wrapper in backend.decode_wrappers:
@@ -226,7 +226,7 @@ def test_deterministic_mode_is_paged_with_fixed_splits() -> None:
         assert backend.decode_wrappers[0].plans[-1]["fixed_split_size"] == 2048
 
 
-def test_a_batch_without_dead_tokens_takes_the_stock_path() -> None:
+def test_a_batch_without_evicted_tokens_takes_the_stock_path() -> None:
     calls = StockIndexKernel.calls
     check(Geometry(), ForwardMode.DECODE, [50, 60], [1, 1], evicted_share=0.0)
     assert StockIndexKernel.calls == calls + 1
@@ -270,7 +270,6 @@ def test_registers_under_the_stock_name(monkeypatch: pytest.MonkeyPatch) -> None
     runner = make_runner(Geometry(page_size=16))
     backend = attention_registry.ATTENTION_BACKENDS["flashinfer"](runner)
     assert type(backend) is VTokenFlashInferAttnBackend
-    assert backend.page_wrappers == []
     runner.kv_index_translator.bind_and_verify_backends([backend])
     runner.use_mla_backend = True
     with pytest.raises(UnsupportedModeError, match="MLA"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,8 @@ from sglang.srt.mem_cache.kv_loc_plan import IdSpaceKind, KVLocPlan
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from tests.helpers.attention_batches import Geometry, cuda_replaced, make_runner
-from vtoken_sglang.engine.attention import live_lengths as kv_lens
 from vtoken_sglang.engine.attention import live_reads
+from vtoken_sglang.engine.attention.live_lengths import measure
 from vtoken_sglang.engine.attention.live_reads import LiveReads, install_live_reads, live_view
 from vtoken_sglang.errors import UnsupportedModeError
 
@@ -23,12 +24,11 @@ ROWS = [3, 9]
 
 
 def device_batch(mode: ForwardMode) -> tuple[KVLocPlan, SimpleNamespace]:
-    """A filled plan and its batch, whose device tensors are on "meta": they hold no data, so code
+    """A measured plan and its batch, whose device tensors are on "meta": they hold no data, so code
     that waits for the device cannot go on."""
     spans = torch.tensor([10, 20])
     plan = KVLocPlan.__new__(KVLocPlan)
     plan.seq_lens, plan.seq_lens_cpu = spans.to("meta"), spans
-    plan.kv_lens = plan.kv_lens_cpu = plan.kv_prefix_lens = plan.kv_prefix_lens_cpu = None
     batch = SimpleNamespace(
         forward_mode=mode,
         kv_loc_plan=plan,
@@ -42,7 +42,7 @@ def device_batch(mode: ForwardMode) -> tuple[KVLocPlan, SimpleNamespace]:
     schedule = SimpleNamespace(
         reqs=requests, prefix_lens=None if mode == ForwardMode.DECODE else [8, 0]
     )
-    kv_lens.fill(plan, schedule, batch, {3: 5, 9: 0}.__getitem__)
+    plan.kv_lens = measure(schedule, batch, {3: 5, 9: 0}.__getitem__)
     return plan, batch
 
 
@@ -81,13 +81,15 @@ def test_a_batch_without_live_lengths_is_its_own_view() -> None:
     plan, batch = device_batch(ForwardMode.DECODE)
     plan.kv_lens = None
     assert live_view(batch) is batch
+    del plan.kv_lens  # as on a plan that a graph runner makes for its own buffers
+    assert live_view(batch) is batch
     batch.kv_loc_plan = None
     assert live_view(batch) is batch
 
 
 def test_padded_lanes_keep_their_length() -> None:
     plan, batch = device_batch(ForwardMode.DECODE)
-    plan.kv_lens = plan.kv_lens_cpu
+    plan.kv_lens = replace(plan.kv_lens, lens=plan.kv_lens.lens_cpu)
     batch.seq_lens = batch.seq_lens_cpu = torch.tensor([10, 20, 1, 1])
     view = live_view(batch)
     assert view.seq_lens.tolist() == view.seq_lens_cpu.tolist() == [5, 20, 1, 1]

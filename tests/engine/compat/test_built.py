@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from vtoken_sglang.engine.compat import refuse as compat
-from vtoken_sglang.engine.compat.built import backend_hits, pool_hits, tree_hits
-from vtoken_sglang.engine.compat.models import LAYER_RULES, MODEL_RULES, layer_hits
-from vtoken_sglang.engine.compat.rule import UnsupportedModesError
+from tests.engine.compat.conftest import Ask, Make
+from vtoken_sglang.engine.compat.built import backend_hits, pool_hits, refuse_runtime, tree_hits
+from vtoken_sglang.engine.compat.models import LAYER_RULES, layer_hits
+from vtoken_sglang.engine.compat.rule import Hit, UnsupportedModesError
 from vtoken_sglang.errors import HookError
 
 pytest.importorskip("sglang.srt.server_args", reason="needs the supported SGLang")
@@ -61,39 +58,22 @@ def _model() -> Any:
     return torch.nn.ModuleList(layers)
 
 
-def _model_config(**changes: Any) -> Any:
-    from sglang.srt.configs.model_config import AttentionArch
-
-    plain: dict[str, Any] = {
-        "model_path": "some-model",
-        "attention_arch": AttentionArch.MHA,
-        "hf_config": SimpleNamespace(
-            architectures=["LlamaForCausalLM"], get_text_config=SimpleNamespace
-        ),
-        "linear_attn_registry_result": None,
-        "is_draft_model": False,
-        "is_hybrid_swa": False,
-        "attention_chunk_size": None,
-        "has_attention_sinks": False,
-        "has_asymmetric_kv": False,
-        "is_encoder_decoder": False,
-        "is_multimodal": False,
-        "is_generation": True,
-    }
-    return SimpleNamespace(**(plain | changes))
-
-
 def _runner(page_size: int = 1) -> SimpleNamespace:
     pool = _pool(page_size)
     return SimpleNamespace(
         model=_model(),
-        model_config=_model_config(),
+        model_config=SimpleNamespace(model_path="some-model"),
         token_to_kv_pool=pool,
         token_to_kv_pool_allocator=_allocator(pool),
         req_to_token_pool=_rows(),
         prefill_attention_backend_str="torch_native",
         decode_attention_backend_str="torch_native",
     )
+
+
+def _judge(runner: Any) -> tuple[Hit, ...]:
+    """A model runner whose model is loaded and whose pools are allocated."""
+    return pool_hits(runner) + layer_hits(runner.model, runner.model_config.model_path)
 
 
 def _names(hits: tuple[Any, ...]) -> list[str]:
@@ -103,8 +83,7 @@ def _names(hits: tuple[Any, ...]) -> list[str]:
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_plain_runner_passes(page_size: int) -> None:
     runner = _runner(page_size)
-    compat.refuse_model_runner(runner)
-    assert backend_hits(runner) == ()
+    assert _judge(runner) + backend_hits(runner) == ()
 
 
 def _subclass(found: Any) -> Any:
@@ -125,9 +104,10 @@ def _subclass(found: Any) -> Any:
 def test_a_subclass_is_not_plain(attribute: str, rule: str) -> None:
     runner = _runner()
     setattr(runner, attribute, _subclass(getattr(runner, attribute)))
-    assert _names(pool_hits(runner)) == [rule]
-    with pytest.raises(UnsupportedModesError, match=r"Other\w+ \(not .*Remedy: serve"):
-        compat.refuse_model_runner(runner)
+    (hit,) = pool_hits(runner)
+    assert hit.rule == rule
+    assert " Other" in hit.flag
+    assert hit.remedy.startswith("serve a text model")
 
 
 def test_a_pool_of_another_kind_is_refused() -> None:
@@ -158,39 +138,30 @@ def _not_causal() -> Any:
     return AttentionType.ENCODER_ONLY
 
 
-ODD_VALUES: dict[str, Callable[[], Any]] = {
-    "sliding_window_size": lambda: 128,
-    "use_irope": lambda: True,
-    "logit_cap": lambda: 30.0,
-    "xai_temperature_len": lambda: 1024,
-    "pos_encoding_mode": lambda: "ALIBI",
-    "is_cross_attention": lambda: True,
-    "attn_type": _not_causal,
+ODD_VALUES: dict[str, tuple[str, Callable[[], Any]]] = {
+    "layer-window": ("sliding_window_size", lambda: 128),
+    "layer-chunk": ("use_irope", lambda: True),
+    "layer-logit-cap": ("logit_cap", lambda: 30.0),
+    "layer-temperature": ("xai_temperature_len", lambda: 1024),
+    "layer-positions": ("pos_encoding_mode", lambda: "ALIBI"),
+    "layer-cross": ("is_cross_attention", lambda: True),
+    "layer-type": ("attn_type", _not_causal),
 }
 
 
 @pytest.mark.parametrize("rule", LAYER_RULES, ids=lambda rule: rule.name)
 def test_an_odd_layer_is_refused(rule: Any) -> None:
     runner = _runner()
-    setattr(runner.model[1], rule.attribute, ODD_VALUES[rule.attribute]())
-    with pytest.raises(UnsupportedModesError) as caught:
-        compat.refuse_model_runner(runner)
-    (hit,) = caught.value.hits
-    assert hit.rule == rule.name
-    assert f"layer 1 has {rule.attribute}" in hit.flag
-    assert rule.reason in str(caught.value)
+    attribute, odd = ODD_VALUES[rule.name]
+    setattr(runner.model[1], attribute, odd())
+    (hit,) = _judge(runner)
+    assert (hit.rule, hit.reason) == (rule.name, rule.reason)
+    assert hit.flag.startswith("--model-path some-model (")
+    assert f"layer 1 has {attribute}" in hit.flag
 
 
 def test_a_model_without_attention_layers_is_refused() -> None:
     assert _names(layer_hits(torch.nn.Linear(2, 2), "some-model")) == ["layer-none"]
-
-
-def test_model_rules_hold_at_run_time_too() -> None:
-    assert "multimodal" in {rule.name for rule in MODEL_RULES}
-    runner = _runner()
-    runner.model_config = _model_config(is_multimodal=True)
-    with pytest.raises(UnsupportedModesError, match=r"--model-path some-model \(multimodal"):
-        compat.refuse_model_runner(runner)
 
 
 @pytest.mark.parametrize(
@@ -238,32 +209,12 @@ def test_prefix_caches() -> None:
         assert hit.rule == "runtime-tree"
 
 
-@pytest.mark.parametrize(
-    "attribute",
-    ["token_to_kv_pool", "token_to_kv_pool_allocator", "req_to_token_pool", "model_config"],
-)
-def test_a_missing_attribute_is_an_error_not_a_pass(attribute: str) -> None:
-    runner = _runner()
-    delattr(runner, attribute)
-    with pytest.raises(HookError, match=attribute):
-        compat.refuse_model_runner(runner)
-
-
 @pytest.fixture
-def server_args(tmp_path: Path) -> Iterator[Any]:
+def server_args(make: Make) -> Any:
     """A resolved ServerArgs of a plain model, as a scheduler holds it."""
-    from sglang.srt.server_args import ServerArgs
-
-    before = dict(os.environ)
-    shape = {"hidden_size": 16, "intermediate_size": 32, "vocab_size": 32}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": LAYERS}
-    kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-    (tmp_path / "config.json").write_text(json.dumps(kind | shape | heads))
-    made = ServerArgs(model_path=str(tmp_path), device="cpu", attention_backend="torch_native")
+    made = make(Ask("--attention-backend torch_native"))
     made.resolve_once()
-    yield made
-    os.environ.clear()
-    os.environ.update(before)
+    return made
 
 
 def _scheduler(server_args: Any, **changes: Any) -> SimpleNamespace:
@@ -276,7 +227,7 @@ def _scheduler(server_args: Any, **changes: Any) -> SimpleNamespace:
 
 
 def test_plain_scheduler_passes(server_args: Any) -> None:
-    compat.refuse_runtime(_scheduler(server_args))
+    refuse_runtime(_scheduler(server_args))
 
 
 def test_every_part_of_a_scheduler_is_looked_at(server_args: Any) -> None:
@@ -289,7 +240,7 @@ def test_every_part_of_a_scheduler_is_looked_at(server_args: Any) -> None:
     runner.decode_attention_backend_str = "triton"
     declare_resolution(server_args, "test", pp_size=2)
     with pytest.raises(UnsupportedModesError) as caught:
-        compat.refuse_runtime(scheduler)
+        refuse_runtime(scheduler)
     assert _names(caught.value.hits) == [
         "pipeline-parallel",
         "runtime-row-table",
@@ -298,3 +249,20 @@ def test_every_part_of_a_scheduler_is_looked_at(server_args: Any) -> None:
         "runtime-prefix-cache",
     ]
     assert len(str(caught.value).splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    "attribute",
+    [
+        "token_to_kv_pool",
+        "token_to_kv_pool_allocator",
+        "req_to_token_pool",
+        "model_config",
+        "model",
+    ],
+)
+def test_a_missing_attribute_is_an_error_not_a_pass(server_args: Any, attribute: str) -> None:
+    scheduler = _scheduler(server_args)
+    delattr(scheduler.tp_worker.model_runner, attribute)
+    with pytest.raises(HookError, match=attribute):
+        refuse_runtime(scheduler)

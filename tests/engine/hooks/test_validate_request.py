@@ -122,6 +122,30 @@ def test_malformed_options_are_refused(custom: Any, said: str) -> None:
     assert said in str(caught.value)
 
 
+def nested(depth: int) -> Any:
+    value: Any = []
+    for _ in range(depth):
+        value = [{"a": value}]
+    return value
+
+
+@pytest.mark.usefixtures("serving")
+@pytest.mark.parametrize("depth", [10, 1_000, 100_000])
+def test_options_of_any_depth_are_refused_in_one_short_line(depth: int) -> None:
+    """SGLang's own way there copies and normalises the parameters without walking into them."""
+    deep = nested(depth)
+    for custom in (
+        deep,
+        {"vtoken": deep},
+        {"vtoken": {"keep": deep}},
+        {"vtoken": {"unknown": deep}},
+        {"vtoken": {"policy_args": {"window": deep}}},
+    ):
+        with pytest.raises(ConfigError) as caught:
+            ask(generate({"custom_params": custom}))
+        assert len(str(caught.value)) < 400
+
+
 @pytest.mark.usefixtures("serving")
 def test_options_of_others_in_custom_params_are_not_ours() -> None:
     ask(generate({"custom_params": {"thinking_budget": 3, "vtoken": {"keep": 0.7}}}))

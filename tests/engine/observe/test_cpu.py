@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -25,11 +23,12 @@ from tests.engine.attention.test_cpu import (
     random_qkv,
     run,
 )
+from tests.helpers.observed_request import RowState
 from vtoken_sglang.engine.attention.cpu import VTokenTorchAttnBackend
 from vtoken_sglang.engine.observe import forward_link as observation_link
 from vtoken_sglang.engine.observe.forward_link import LayerObserver
-from vtoken_sglang.engine.observe.observer import Observer
-from vtoken_sglang.policy.base import Gather, Observation
+from vtoken_sglang.engine.observe.observer import ForwardLane, Observer
+from vtoken_sglang.policy.base import Gather, Observation, Policy, PolicyView
 
 FORWARDS = [
     (ForwardMode.DECODE, [3, 70, 150], [1, 1, 1]),
@@ -41,6 +40,19 @@ WATCHED = (0, 2)
 
 class Plan:
     """Stands for a forward's plan."""
+
+
+class Asks(Policy):
+    """Looks at attention as it is told to."""
+
+    def __init__(self, observation: Observation) -> None:
+        self._observation = observation
+
+    def observation(self) -> Observation:
+        return self._observation
+
+    def score(self, view: PolicyView) -> torch.Tensor:
+        raise AssertionError("nobody asks")
 
 
 @pytest.mark.parametrize("layers", ["all", "last"])
@@ -67,21 +79,17 @@ def test_scores_are_plain_attentions(
         capacity=8,
         observe_layers=layers,
         observe_every=1,
-        observation_of=lambda request: request.observation,
-        live_positions=lambda row, end: rows[row, :end].numpy().nonzero()[0].astype(np.int64),
-        live_len=lambda row, end: int((rows[row, :end] != 0).sum()),
     )
-    requests = [
-        SimpleNamespace(
-            kv=SimpleNamespace(req_pool_idx=lane + 1, kv_committed_len=before + count),
-            origin_input_ids=[],
-            output_ids=[],
-            observation=Observation(gather, 1000) if lane in WATCHED else None,
+    lanes = [
+        ForwardLane(
+            RowState(rows, lane + 1, Asks(Observation(gather, 1000)) if lane in WATCHED else None),
+            before,
+            before + count,
+            prompt_ends=True,
         )
         for lane, (before, count) in enumerate(zip(prefix, own, strict=True))
     ]
-    scheduled = SimpleNamespace(reqs=requests, prefix_lens=prefix, extend_lens=own)
-    forward = observer.prepare(scheduled, mode == ForwardMode.DECODE)
+    forward = observer.prepare(lanes, mode == ForwardMode.DECODE)
     assert forward is not None
     batch.kv_loc_plan = Plan()
     observed = {batch.kv_loc_plan: LayerObserver(observer, forward)}
@@ -93,12 +101,13 @@ def test_scores_are_plain_attentions(
         run(backend, batch, make_layer(layer_id), qkv)
         queries.append(qkv[0].view(-1, Q_HEADS, DIM).double())
     for lane in WATCHED:
-        watched = observer._watched[lane + 1]
+        watched = lanes[lane].state.watched
+        assert watched is not None
         got = observer.scores[list(watched.score_rows)].sum(dim=0)
         wanted = expected(runner, queries, lane, prefix, own, observer.layers, gather)
         torch.testing.assert_close(got[: len(wanted)].double(), wanted, atol=1e-4, rtol=1e-4)
         assert not bool(got[len(wanted) :].any())
-    assert 2 not in observer._watched
+    assert lanes[1].state.watched is None
 
 
 def expected(

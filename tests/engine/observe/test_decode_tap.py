@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-import numpy as np
 import pytest
 import torch
 
-from tests.helpers.observed_request import OBSERVING, policy_named
+from tests.helpers.observed_request import OBSERVING, RowState, policy_named
 from vtoken_sglang.engine.observe.decode_tap import DecodeTap, WatchedLane
-from vtoken_sglang.engine.observe.observer import Observer
+from vtoken_sglang.engine.observe.observer import ForwardLane, Observer
 
 ROWS, WIDTH, HEADS, DIM = 6, 40, 2, 4
 
@@ -91,25 +88,17 @@ def test_a_query_that_does_not_fit_is_not_taken_for_one_that_was_seen(name: str)
     tap.room = 50
     observer = Observer(
         rows=rows, k_buffers=[torch.zeros(200, 1, DIM)], capacity=1, observe_layers="all",
-        observe_every=1, observation_of=lambda _: policy.observation(), tap=tap,
-        live_positions=lambda _, end: np.arange(end), live_len=lambda _, end: end,
+        observe_every=1, tap=tap,
     )  # fmt: skip
-    requests = [
-        SimpleNamespace(
-            kv=SimpleNamespace(req_pool_idx=row, kv_committed_len=20),
-            origin_input_ids=range(20), output_ids=[],
-        )
-        for row in (1, 2, 3)
-    ]  # fmt: skip
+    rows[1:4, :30] = 1
+    states = [RowState(rows, row, policy) for row in (1, 2, 3)]
     taken: list[list[int]] = []
     tap.watch = lambda _rows, lanes, _clear: taken.append([each.lane for each in lanes])  # type: ignore[method-assign,assignment]
     seen = []
     for step in range(3):
-        observer.prepare(SimpleNamespace(reqs=requests), True, torch.tensor([1, 2, 3]))
-        seen.append([observer._watched[row].observed_len for row in (1, 2, 3)])
-        for request in requests:
-            request.kv.kv_committed_len += 1
-            request.output_ids = range(step + 1)
+        lanes = [ForwardLane(state, 19 + step, 20 + step, prompt_ends=True) for state in states]
+        observer.prepare(lanes, True, torch.tensor([1, 2, 3]))
+        seen.append([state.watched.observed_len for state in states if state.watched])
     if name == "snapkv":  # the first query ended the prompt, and only that one counts
         assert taken == [[0, 1], [2], []]
         assert observer.counters()["unobserved_queries"] == 1

@@ -3,8 +3,6 @@ moves, sampled layers and queries, requests side by side."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -12,8 +10,8 @@ pytest.importorskip("sglang", reason="needs SGLang")
 
 from vtoken_sglang_eval.policy_reference import SCORES
 
-from tests.helpers.observed_request import OBSERVING, WINDOWED, Sim, policy_named
-from vtoken_sglang.engine.observe.observer import observed_layers
+from tests.helpers.observed_request import OBSERVING, WINDOWED, Sim, SimState, policy_named
+from vtoken_sglang.engine.observe.observer import ForwardLane, observed_layers
 from vtoken_sglang.policy.registry import load_policy
 from vtoken_sglang.policy.snapkv import SnapKV
 
@@ -60,7 +58,7 @@ def test_keys_are_read_where_they_are(name: str) -> None:
     for pos in range(70, 80):
         sim.forward(pos, pos + 1, 70)
         compare(sim, name, pos + 1, (0, 70))
-    assert not sim.observer._watched
+    assert sim.state.watched is None
 
 
 @pytest.mark.parametrize("name", ["knorm", "h2o"])
@@ -77,12 +75,13 @@ def test_keys_stored_as_bytes_are_read_as_what_they_are(name: str) -> None:
 def test_snapkv_waits_for_the_end_of_the_prompt() -> None:
     policy = SnapKV(window=16, kernel=3)
     sim = Sim(policy, 100, 1)
-    assert sim.observer.ready(sim.row, policy)  # nothing of it was computed
+    assert sim.observer.ready(sim.state)  # nothing of it was computed
     sim.forward(0, 50, 80)
-    assert not sim.observer.ready(sim.row, policy)
+    assert not sim.observer.ready(sim.state)
     sim.forward(50, 80, 80)
-    assert sim.observer.ready(sim.row, policy)
-    assert sim.observer.ready(sim.row, load_policy("h2o"))
+    assert sim.observer.ready(sim.state)
+    sim.state.policy = load_policy("h2o")
+    assert sim.observer.ready(sim.state)
 
 
 def test_an_unobserved_request_scores_alike() -> None:
@@ -93,19 +92,21 @@ def test_an_unobserved_request_scores_alike() -> None:
 
 def test_a_policy_that_asks_for_nothing_costs_nothing() -> None:
     sim = Sim(load_policy("random"), 40, 1)
-    batch = SimpleNamespace(reqs=[sim.request], prefix_lens=[0], extend_lens=[40])
-    assert sim.observer.prepare(batch, is_decode=False) is None
+    lane = ForwardLane(sim.state, 0, 40, prompt_ends=True)
+    assert sim.observer.prepare([lane], is_decode=False) is None
 
 
 def test_a_row_that_ended_leaves_nothing_to_the_next() -> None:
     sim = Sim(load_policy("scissorhands"), 60, 2)
     sim.forward(0, 60, 60)
-    taken = sim.observer._watched[sim.row].score_rows
-    sim.observer.forget(sim.row)
-    sim.observer.forget(sim.row)
-    sim.policy = sim.request.policy = load_policy("h2o")
+    assert sim.state.watched is not None
+    taken = sim.state.watched.score_rows
+    sim.observer.release(sim.state)
+    sim.policy = load_policy("h2o")
+    sim.state = SimState(sim)
     sim.forward(0, 60, 60)
-    assert set(sim.observer._watched[sim.row].score_rows) <= set(taken)
+    assert sim.state.watched is not None
+    assert set(sim.state.watched.score_rows) <= set(taken)
     compare(sim, "h2o", 60, (0, 60))
 
 
@@ -113,10 +114,11 @@ def test_the_table_grows_with_the_requests() -> None:
     sim = Sim(load_policy("h2o"), 30, 3)
     sim.forward(0, 30, 30)
     before = sim.scores(30)
-    for row in (1, 2, 4, 5):
-        other = SimpleNamespace(**{**vars(sim.request), "kv": SimpleNamespace(req_pool_idx=row)})
-        assert sim.observer._watch(other, 0) is not None
-    rows = [row for watched in sim.observer._watched.values() for row in watched.score_rows]
+    states = [sim.state, *(SimState(sim) for _ in range(4))]
+    for state in states[1:]:
+        sim.observer.prepare([ForwardLane(state, 0, 1, prompt_ends=False)], is_decode=False)
+    rows = [row for state in states if state.watched for row in state.watched.score_rows]
+    assert len(rows) == 5
     assert sorted(rows) == sorted(set(rows))
     assert 0 not in rows
     assert sim.scores(30) == before
@@ -133,7 +135,8 @@ def test_a_request_without_a_free_score_row_stays_unobserved() -> None:
     sim.forward(20, 21, 20)
     assert observer.unwatched == 1
     assert set(sim.scores(21).values()) == {0.0}
-    observer.forget(sim.row)
+    observer.release(sim.state)
+    sim.state = SimState(sim)
     sim.forward(0, 20, 20)
     assert observer.unwatched == 1
     assert max(sim.scores(20).values()) > 0

@@ -12,8 +12,9 @@ import torch
 pytest.importorskip("sglang", reason="needs SGLang")
 
 from vtoken_sglang.core.device_work import WorkAtOnce
-from vtoken_sglang.engine.observe.prefix_scores import ScoreSeeds, SeedKeeper
-from vtoken_sglang.engine.observe.queries import Watched, rows_needed
+from vtoken_sglang.engine.observe.prefix_scores import PrefixScoreKeeper, PrefixScores
+from vtoken_sglang.engine.observe.queries import rows_needed
+from vtoken_sglang.engine.request_state import Watched
 from vtoken_sglang.policy.base import Gather, Observation
 
 TOTAL, BELOW_UNIFORM = Observation(Gather.TOTAL), Observation(Gather.BELOW_UNIFORM, 20)
@@ -30,7 +31,7 @@ class Server:
     """A keeper and a score table; requests take rows in turn."""
 
     def __init__(self, page_size: int = 16, max_tokens: int = 4096) -> None:
-        self.keeper = SeedKeeper(ScoreSeeds(page_size, max_tokens), WorkAtOnce())
+        self.keeper = PrefixScoreKeeper(PrefixScores(page_size, max_tokens), WorkAtOnce())
         self.scores = torch.zeros(50, 200)
         self.next_row = 1
 
@@ -140,7 +141,7 @@ def test_memory_is_bounded_and_the_oldest_go_first() -> None:
 
 def test_the_tail_of_a_prefix_goes_before_its_head() -> None:
     """A chain without its head is of no use, and nobody would ever put the head back."""
-    store = ScoreSeeds(16, max_tokens=96)
+    store = PrefixScores(16, max_tokens=96)
     first = store.names("", range(64), 64)
     store.put(first, 0, np.arange(64, dtype=np.float32))
     assert len(store.get(first[:2])) == 32  # a follower, whose prompt goes on differently
@@ -163,14 +164,12 @@ def test_a_flush_forgets() -> None:
     assert server.enter(request(SHARED, 96), 96).observed_len == 0
 
 
-def test_late_scores_are_stored_when_they_arrive() -> None:
+def test_late_scores_are_stored_a_fixed_number_of_passes_later() -> None:
     server = Server()
-    arrived: list[bool] = []
-    late = SimpleNamespace(ready=lambda: bool(arrived), take=lambda: np.ones(96, np.float32))
-    server.keeper._work = SimpleNamespace(start=lambda work: late)  # type: ignore[assignment]
+    late = SimpleNamespace(take=lambda: np.ones(96, np.float32))
+    server.keeper._work = SimpleNamespace(lag=2, start=lambda work: late)  # type: ignore[assignment]
     server.compute(request(SHARED, 96))
-    server.keeper.settle()
-    assert len(server.keeper.store) == 0
-    arrived.append(True)
-    server.keeper.settle()
+    for _ in range(2):
+        assert len(server.keeper.store) == 0
+        server.keeper.next_pass()
     assert server.row(server.enter(request(SHARED, 96), 96))[:96] == [1.0] * 96

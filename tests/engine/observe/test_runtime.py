@@ -13,6 +13,7 @@ pytest.importorskip("sglang", reason="needs SGLang")
 
 from tests.helpers.fake_engine import DIM, HEADS, LAYERS, FakeEngine, FakeRequest, MakeEngine
 from vtoken_sglang.core.device_work import WorkAtOnce
+from vtoken_sglang.engine.runtime.forwards import forward_lanes
 
 H2O: dict[str, Any] = {"policy": "h2o", "keep": 0.5, "budget": None, "sink": 0, "recent": 8}
 WANTED = 16.0
@@ -27,9 +28,9 @@ def admit(sim: FakeEngine, rid: str, prompt_len: int, **options: Any) -> FakeReq
 
 def forward(sim: FakeEngine, *requests: FakeRequest, wanted: int) -> None:
     """What a decode step shows: every request's query loves its token at position `wanted`."""
-    batch = SimpleNamespace(reqs=list(requests))
+    batch: Any = SimpleNamespace(reqs=list(requests))
     observer = sim.runtime.observer
-    seen = observer.prepare(batch, is_decode=True)
+    seen = observer.prepare(forward_lanes(sim.runtime, batch, is_decode=True), is_decode=True)
     assert seen is not None
 
     def weights_of(lane: int) -> torch.Tensor:
@@ -73,7 +74,7 @@ def test_a_row_that_ends_gives_its_scores_back(engine: MakeEngine) -> None:
     assert len(sim.runtime.observer._free) == free - 1
     sim.retract(request)
     assert len(sim.runtime.observer._free) == free
-    assert not sim.runtime.observer._watched
+    assert not sim.runtime.states
     sim.enter(request)
     sim.prefill(request)
     run(sim, request, 2)
@@ -81,27 +82,28 @@ def test_a_row_that_ends_gives_its_scores_back(engine: MakeEngine) -> None:
     assert len(sim.runtime.observer._free) == free
 
 
-class LateWork:
-    """Device work whose results arrive when the test says so.
+class LateWork(WorkAtOnce):
+    """Device work whose results are taken some passes later.
 
     Fields:
-        started: looks so far. passed: whether results have arrived.
+        started: selections so far.
     """
 
+    lag = 5  # type: ignore[assignment]
+
     def __init__(self) -> None:
-        self.started, self.passed = 0, False
+        self.started = 0
 
     def start(self, work: Callable[[], torch.Tensor]) -> Any:
         self.started += 1
-        found = WorkAtOnce().start(work)
-        return SimpleNamespace(ready=lambda: self.passed, take=found.take, wait=found.wait)
+        return super().start(work)
 
 
 @pytest.fixture
 def late(engine: MakeEngine) -> tuple[FakeEngine, LateWork]:
     sim = engine(**H2O)
     work = LateWork()
-    sim.runtime._looks._work = work
+    sim.runtime._evictions._work = work
     return sim, work
 
 
@@ -110,9 +112,8 @@ def test_a_late_answer_is_applied_at_a_later_safe_point(late: tuple[FakeEngine, 
     request = admit(sim, "a", 100, publish="never")
     sim.prefill(request)
     run(sim, request, 6)
-    assert work.started == 1  # no second look while the first is on its way
+    assert work.started == 1  # not asked again while the first answer is on its way
     assert len(sim.seen(request)) == 106
-    work.passed = True
     run(sim, request, 1)
     live = sim.seen(request)
     assert len(live) < 70
@@ -124,9 +125,7 @@ def test_a_late_answer_is_applied_at_a_later_safe_point(late: tuple[FakeEngine, 
     assert sim.accounted() == sim.total
 
 
-def test_an_answer_for_an_ended_request_evictions_nothing(
-    late: tuple[FakeEngine, LateWork],
-) -> None:
+def test_an_answer_for_an_ended_request_evicts_nothing(late: tuple[FakeEngine, LateWork]) -> None:
     sim, work = late
     first = admit(sim, "a", 100, publish="never")
     sim.prefill(first)
@@ -136,11 +135,10 @@ def test_an_answer_for_an_ended_request_evictions_nothing(
     second = admit(sim, "b", 100, publish="never", policy="none")
     assert second.kv.req_pool_idx == first.kv.req_pool_idx or first.kv.req_pool_idx is None
     sim.prefill(second)
-    work.passed = True
-    for _ in range(5):
+    for _ in range(8):
         sim.safe_point()
         sim.decode(second)
-    assert len(sim.seen(second)) == 105
+    assert len(sim.seen(second)) == 108
 
 
 def test_snapkv_does_not_prune_a_prompt_that_it_has_not_seen_the_end_of(
@@ -152,14 +150,14 @@ def test_snapkv_does_not_prune_a_prompt_that_it_has_not_seen_the_end_of(
     observer = sim.runtime.observer
     for end in (32, 64):
         start, _ = request.kv.kv_allocated_len, sim.extend(request, end)
-        batch = SimpleNamespace(reqs=[request], prefix_lens=[start], extend_lens=[end - start])
-        assert observer.prepare(batch, is_decode=False) is None
+        batch: Any = SimpleNamespace(reqs=[request], prefix_lens=[start], extend_lens=[end - start])
+        assert observer.prepare(forward_lanes(sim.runtime, batch, False), is_decode=False) is None
         sim.safe_point()
         assert len(sim.seen(request)) == end
     sim.extend(request, 96)
     sim.scheduler.chunked_req = None
-    batch = SimpleNamespace(reqs=[request], prefix_lens=[64], extend_lens=[32])
-    seen = observer.prepare(batch, is_decode=False)
+    batch: Any = SimpleNamespace(reqs=[request], prefix_lens=[64], extend_lens=[32])
+    seen = observer.prepare(forward_lanes(sim.runtime, batch, False), is_decode=False)
     assert seen is not None
     for layer in range(LAYERS):
         observer.on_layer(seen, layer, torch.randn(32, HEADS, DIM), 1.0)

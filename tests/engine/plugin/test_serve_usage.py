@@ -1,10 +1,11 @@
-"""`serve` before the engine: what it prints when SGLang refuses a flag, what a file of options and
-a backend that nobody named come to."""
+"""`serve` before the engine: what it refuses, and what a file of options and a backend that nobody
+named come to."""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,33 +18,9 @@ import torch
 pytest.importorskip("sglang")
 
 from vtoken_sglang.engine import serve
-from vtoken_sglang.engine.hooks.launcher import _prefer_our_backend
-from vtoken_sglang.engine.serve import _short_usage
+from vtoken_sglang.engine.plugin.launch import prefer_our_backend
+from vtoken_sglang.errors import ConfigError
 from vtoken_sglang.options import ENVIRONMENT_VARIABLE
-
-
-def say_and_exit(text: str, status: int) -> None:
-    """What an argparse parser does."""
-    print(text, file=sys.stderr)
-    raise SystemExit(status)
-
-
-def test_a_refusal_is_cut_to_its_last_line(capsys: pytest.CaptureFixture[str]) -> None:
-    usage = "usage: sglang serve\n  [-h]\nsglang serve: error: no such flag"
-    with pytest.raises(SystemExit), _short_usage(["--bogus"]):
-        say_and_exit(usage, 2)
-    shown = capsys.readouterr().err
-    assert shown.startswith("vtoken-sglang serve: no such flag (")
-    assert shown.count("\n") == 1
-
-
-def test_other_output_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    with _short_usage(["--page-size", "16"]):
-        print("a notice", file=sys.stderr)
-    with pytest.raises(SystemExit), _short_usage(["--help"]):
-        say_and_exit("all the help", 0)
-    assert capsys.readouterr().err == "a notice\nall the help\n"
-
 
 RESOLVED = """
 import sys
@@ -55,7 +32,6 @@ def show(server_args):
     print(from_environment().to_json())
 
 sglang.launch_server.run_server = show
-serve._check_model = serve._check_port = lambda *_: None
 raise SystemExit(serve.serve(sys.argv[1:]))
 """
 
@@ -88,19 +64,26 @@ def test_the_command_line_wins_over_a_file(
     assert (shown["policy"], shown["keep"]) == (policy, keep)
 
 
-def test_a_file_may_name_the_port(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The early look at the port is for the one that will be used."""
-    checked: list[Any] = []
-    monkeypatch.setattr(serve, "_check_port", lambda *where: checked.append(where))
-    monkeypatch.setattr(serve, "_default_threads", lambda: sys.exit(0))
-    model = tmp_path / "config.json"
-    model.write_text("{}")
-    with pytest.raises(SystemExit):
-        serve.serve(["--model-path", str(tmp_path), "--config", "c.yaml"])
-    assert not checked
-    with pytest.raises(SystemExit):
-        serve.serve(["--model-path", str(tmp_path), "--port", "31000"])
-    assert checked == [("127.0.0.1", 31000)]
+def test_a_folder_that_is_not_there_is_no_model(tmp_path: Path) -> None:
+    serve._require_model(str(tmp_path))
+    serve._require_model("somebody/model")  # the hub's to say
+    missing = str(tmp_path / "none")
+    with pytest.raises(ConfigError, match=f"--model-path: must exist, got '{missing}'"):
+        serve._require_model(missing)
+
+
+@pytest.mark.parametrize(("host", "family"), [("127.0.0.1", "INET"), ("::1", "INET6")])
+def test_a_port_in_use_is_refused(host: str, family: str) -> None:
+    with socket.socket(getattr(socket, f"AF_{family}")) as holder:
+        try:
+            holder.bind((host, 0))
+        except OSError:
+            pytest.skip(f"this machine has no {family}")
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--port: must be free on {host} .*, got {port}"):
+            serve._require_port(host, port)
+    serve._require_port(host, port)
 
 
 @pytest.mark.parametrize(
@@ -124,5 +107,5 @@ def test_flashinfer_is_named_where_nobody_named_a_backend(
         "decode_attention_backend": None, "device": device,
     }  # fmt: skip
     arguments = SimpleNamespace(**{**fields, **named})
-    _prefer_our_backend(arguments)
+    prefer_our_backend(arguments)
     assert arguments.attention_backend == expected

@@ -11,40 +11,43 @@ import torch
 pytest.importorskip("sglang", reason="needs SGLang")
 pytest.importorskip("triton", reason="needs Triton")
 
-from vtoken_sglang.core import stream_copy
-from vtoken_sglang.engine.runtime.copiers import make_copy_engine
-from vtoken_sglang.errors import HookError
-from vtoken_sglang.kernels import triton_apply_moves, triton_copy_slots
+from vtoken_sglang.core.copy_engine import SyncCopyEngine
+from vtoken_sglang.engine.runtime import copiers
+from vtoken_sglang.engine.runtime.copiers import make_copy_engine, note_forward
+from vtoken_sglang.kernels.copy_slots import triton as triton_copy_slots
 from vtoken_sglang.options import VTokenConfig
 
 
-def scheduler_of(listener: object) -> Any:
+def scheduler() -> Any:
     """A scheduler on CUDA as far as it is read; its tensors are not."""
-    kind = type("Scheduler", (), {"forward_done_listener": listener})
-    scheduler: Any = kind()
     pool = SimpleNamespace(k_buffer=[torch.zeros(4, 1, 2)], v_buffer=[torch.ones(4, 1, 2)])
-    scheduler.token_to_kv_pool_allocator = SimpleNamespace(device="cuda", get_kvcache=lambda: pool)
-    scheduler.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros(2, 8))
-    return scheduler
+    return SimpleNamespace(
+        token_to_kv_pool_allocator=SimpleNamespace(device="cuda", get_kvcache=lambda: pool)
+    )
 
 
 def test_kernels_are_compiled_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
     warmed: list[Any] = []
-    monkeypatch.setattr(stream_copy, "StreamCopyEngine", lambda device: SimpleNamespace())
+    monkeypatch.setattr(copiers, "StreamCopyEngine", lambda device: SimpleNamespace())
     monkeypatch.setattr(triton_copy_slots, "warm_up", warmed.append)
-    monkeypatch.setattr(triton_apply_moves, "warm_up", warmed.append)
-    scheduler = scheduler_of(None)
-    make_copy_engine(scheduler, VTokenConfig(policy="random", keep=0.5))
-    buffers, rows = warmed
-    pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
+    made = scheduler()
+    make_copy_engine(made, VTokenConfig(policy="random", keep=0.5))
+    (buffers,) = warmed
+    pool = made.token_to_kv_pool_allocator.get_kvcache()
     own = [*pool.k_buffer, *pool.v_buffer]
     assert len(buffers) == len(own)
     assert all(each is other for each, other in zip(buffers, own, strict=True))
-    assert rows is scheduler.req_to_token_pool.req_to_token
-    assert type(scheduler).forward_done_listener is not None
 
 
-def test_a_taken_call_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_copy, "StreamCopyEngine", lambda device: SimpleNamespace())
-    with pytest.raises(HookError, match="taken by another plugin"):
-        make_copy_engine(scheduler_of(print), VTokenConfig(policy="random", keep=0.5))
+def test_a_forward_is_noted_by_an_event_on_the_stream_it_was_launched_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorded: list[object] = []
+    event = SimpleNamespace(record=recorded.append)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "forward stream")
+    noted: list[object] = []
+    note_forward(SimpleNamespace(note_forward=lambda each: noted.append((each, *recorded))))
+    assert noted == [(event, "forward stream")]
+    note_forward(SyncCopyEngine())  # a copier without streams has nothing to wait for
+    assert recorded == ["forward stream"]

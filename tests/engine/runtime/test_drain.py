@@ -57,17 +57,19 @@ def test_a_copy_in_the_air_is_missing_from_the_pool(sim: PrefixEngine) -> None:
     assert sim.runtime.orphaned_tokens() > 0
     assert free_and_evictable(sim) == sim.total - sim.runtime.orphaned_tokens()
     with pytest.raises(InvariantError, match="held pages"):
-        sim.runtime.assert_idle()
+        sim.runtime.health.idle(sim.runtime.states.values())
 
 
 def test_a_flush_comes_after_the_copy(sim: PrefixEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     stock, calls = watcher(sim, answer=True)
     cleared: list[int] = []
-    monkeypatch.setattr(sim.runtime.observer.seeds, "clear", lambda: cleared.append(len(calls)))
+    monkeypatch.setattr(
+        sim.runtime.observer.prefix_scores, "clear", lambda: cleared.append(len(calls))
+    )
     assert scheduler_hooks.drain_before_flush(stock, sim.scheduler, "all", empty_cache=False)
     assert calls == [((sim.scheduler, "all"), {"empty_cache": False}, 0, sim.total)]
     assert cleared == [0], "kept scores belong to the prefixes that are flushed"
-    sim.runtime.assert_idle()
+    sim.runtime.health.idle(sim.runtime.states.values())
 
 
 def test_the_idle_check_comes_after_the_copy(sim: PrefixEngine) -> None:

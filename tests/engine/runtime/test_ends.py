@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("sglang", reason="needs SGLang")
 
 from tests.helpers.fake_engine import THINNED, FakeEngine, MakeEngine
-from vtoken_sglang.engine.runtime import eviction_pass as looks
+from vtoken_sglang.engine.runtime import runtime as runtime_module
 from vtoken_sglang.errors import InvariantError
 from vtoken_sglang.policy.base import Policy, PolicyView
 
@@ -29,7 +29,7 @@ def test_release_frees_every_page_once(engine: MakeEngine, page_size: int) -> No
     free = sim.allocator.get_all_free_pages()
     assert len(free.unique()) == len(free)
     assert sim.allocator.available_size() == sim.total
-    sim.runtime.assert_idle()
+    sim.runtime.health.idle(sim.runtime.states.values())
 
 
 def test_a_copy_in_flight_outlives_its_request(engine: MakeEngine) -> None:
@@ -49,7 +49,7 @@ def test_a_copy_in_flight_outlives_its_request(engine: MakeEngine) -> None:
     sim.prefill(other)
     copy.finish()  # late: it may not hit a page that anyone else got
     assert len(sim.seen(other)) == 300
-    sim.safe_point()
+    sim.until_due()
     assert sim.runtime.orphaned_tokens() == 0
     assert sim.accounted() == sim.total
 
@@ -106,12 +106,14 @@ class Failing(Policy):
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], Failing]:
     """Make `random` a policy that fails from its second look on."""
-    known = looks.load_policy
+    known = runtime_module.load_policy
 
     def install(later: object) -> Failing:
         policy = Failing(later)
         monkeypatch.setattr(
-            looks, "load_policy", lambda name: policy if name == "random" else known(name)
+            runtime_module,
+            "load_policy",
+            lambda name, *own: policy if name == "random" else known(name, *own),
         )
         return policy
 
@@ -148,7 +150,7 @@ def test_a_policy_that_fails_ends_its_request_alone(
     assert sim.runtime.describe()["policy_errors"] == 1
     sim.finish(whole)
     assert sim.allocator.available_size() == sim.total
-    sim.runtime.assert_idle()
+    sim.runtime.health.idle(sim.runtime.states.values())
 
 
 def test_a_policy_that_fails_between_chunks_stops_the_prompt(
@@ -172,7 +174,7 @@ def test_a_policy_that_fails_between_chunks_stops_the_prompt(
     sim.scheduler.chunked_req = None
     sim.finish(request)
     assert sim.allocator.available_size() == sim.total
-    sim.runtime.assert_idle()
+    sim.runtime.health.idle(sim.runtime.states.values())
 
 
 def test_a_request_that_its_client_aborted_is_pruned_to_the_end(engine: MakeEngine) -> None:
@@ -220,7 +222,7 @@ def test_state_left_when_the_server_is_idle(engine: MakeEngine) -> None:
     sim = engine()
     request = pruned(sim)
     with pytest.raises(InvariantError, match=rf"rows \[{request.kv.req_pool_idx}\] are left"):
-        sim.runtime.assert_idle()
+        sim.runtime.health.idle(sim.runtime.states.values())
 
 
 def test_pages_left_when_the_server_is_idle(engine: MakeEngine) -> None:
@@ -231,9 +233,9 @@ def test_pages_left_when_the_server_is_idle(engine: MakeEngine) -> None:
     sim.safe_point()
     sim.finish(request)
     with pytest.raises(InvariantError, match=r"idle, but [1-9]\d* held pages"):
-        sim.runtime.assert_idle()
+        sim.runtime.health.idle(sim.runtime.states.values())
     sim.runtime.drain()
-    sim.runtime.assert_idle()
+    sim.runtime.health.idle(sim.runtime.states.values())
 
 
 def test_a_page_freed_behind_the_ledgers_back(engine: MakeEngine) -> None:
@@ -245,12 +247,12 @@ def test_a_page_freed_behind_the_ledgers_back(engine: MakeEngine) -> None:
         sim.safe_point()
 
 
-def test_a_dead_entry_that_was_not_zeroed(engine: MakeEngine) -> None:
+def test_an_evicted_entry_that_was_not_zeroed(engine: MakeEngine) -> None:
     sim = engine()
     request = pruned(sim)
-    dead = next(pos for pos in range(150) if pos not in sim.seen(request))
-    sim.rows.req_to_token[request.kv.req_pool_idx, dead] = 40 * 16 + dead % 16
-    with pytest.raises(InvariantError, match="dead positions with a slot in the row"):
+    evicted = next(pos for pos in range(150) if pos not in sim.seen(request))
+    sim.rows.req_to_token[request.kv.req_pool_idx, evicted] = 40 * 16 + evicted % 16
+    with pytest.raises(InvariantError, match="evicted positions with a slot in the row"):
         sim.safe_point()
 
 
@@ -264,7 +266,7 @@ def test_a_torn_copy_is_dropped_and_reported(engine: MakeEngine) -> None:
     copy.run_one_buffer()
     copy.over = True
     with pytest.raises(InvariantError, match="corrupt copy"):
-        sim.safe_point()
+        sim.until_due()
     assert sim.seen(request)  # it still lives where it was
 
 
@@ -275,9 +277,7 @@ def test_a_row_that_changed_hands_during_a_copy(engine: MakeEngine) -> None:
     sim.decode(request)
     sim.safe_point()
     sim.rows.req_generation[request.kv.req_pool_idx] += 1
-    for copy in sim.copies.waiting:
-        copy.finish()
-    sim.safe_point()
+    sim.until_due()
     state = sim.runtime.describe()
     assert (state["repacks"], state["dropped_plans"]) == (0, 1)
     assert sim.seen(request)

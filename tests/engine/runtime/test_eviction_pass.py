@@ -17,16 +17,17 @@ from tests.helpers.fake_fence import RecordedEvent, RecordedStream, RecordedStre
 from tests.helpers.observed_request import OBSERVING, Sim, policy_named
 from tests.helpers.on_device import HostReadError, host_view, on_device
 from vtoken_sglang.core import device_work
+from vtoken_sglang.core.copy_engine import StreamCopyEngine
 from vtoken_sglang.core.device_work import WorkAtOnce, WorkBehindForwards
-from vtoken_sglang.core.stream_copy import StreamCopyEngine
 from vtoken_sglang.engine.observe import decode_tap as observation_tap
-from vtoken_sglang.engine.runtime.eviction_pass import EvictionPass
-from vtoken_sglang.kernels.attention_mass_ref import attention_mass_ref
-from vtoken_sglang.kernels.pack_live_ref import pack_live_ref
+from vtoken_sglang.engine.runtime.eviction_pass import Ahead, Asked, EvictionPass, Outcome
+from vtoken_sglang.kernels.attention_mass.reference import attention_mass_reference
+from vtoken_sglang.kernels.pack_live.reference import pack_live_reference
 from vtoken_sglang.options import RequestOptions, VTokenConfig
-from vtoken_sglang.policy.base import Policy, PolicyError, PolicyView
+from vtoken_sglang.policy.base import Policy, PolicyView
 from vtoken_sglang.policy.eviction import EvictionPlan, plan_eviction
 
+CPU = torch.device("cpu")
 SCORING = [*OBSERVING, "knorm", "keydiff"]
 OPTIONS = RequestOptions.resolve(VTokenConfig(policy="h2o", keep=0.5, sink=2, recent=10), None)
 
@@ -81,13 +82,13 @@ def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return launch
 
-    monkeypatch.setattr(observation_tap, "attention_mass", bare(attention_mass_ref))
+    monkeypatch.setattr(observation_tap, "attention_mass", bare(attention_mass_reference))
     monkeypatch.setattr(observation_tap, "pack_live", bare(attention_pack))
 
 
 def attention_pack(*arguments: Any, max_span: int) -> None:
     rows, row_ids, spans, indptr, slots, positions = arguments
-    pack_live_ref(rows, row_ids, spans, indptr, slots, positions, None, max_span=max_span)
+    pack_live_reference(rows, row_ids, spans, indptr, slots, positions, None, max_span=max_span)
 
 
 def fill(sim: Sim) -> None:
@@ -104,6 +105,17 @@ def look_at(sim: Sim) -> EvictionPlan:
     return look
 
 
+def ask(passes: EvictionPass, sim: Sim, policy: Policy) -> Outcome:
+    outcome = Outcome(sim.state)
+    passes.select([Asked(outcome, policy, look_at(sim))])
+    return outcome
+
+
+def take(passes: EvictionPass, outcome: Outcome, settle: bool = False) -> Outcome:
+    passes.take(outcome, settle)
+    return outcome
+
+
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("name", SCORING)
 def test_nothing_is_read_back_on_the_decode_path(
@@ -114,9 +126,8 @@ def test_nothing_is_read_back_on_the_decode_path(
     policy = policy_named(name)
     plain = Sim(policy, 120, 5)
     fill(plain)
-    at_once = EvictionPass(plain.observer, WorkAtOnce(), torch.device("cpu"))
-    at_once.start(plain.row, plain, policy, look_at(plain))
-    expected = at_once.arrived(plain.row, plain)
+    at_once = EvictionPass(plain.observer, WorkAtOnce(), CPU, 1)
+    expected = take(at_once, ask(at_once, plain, policy)).evicted
     assert expected is not None
     assert len(expected) > 30
 
@@ -132,21 +143,77 @@ def test_nothing_is_read_back_on_the_decode_path(
         return empty(shape, **options)
 
     monkeypatch.setattr(device_work.torch, "empty", staging)
-    looks = EvictionPass(sim.observer, work, torch.device("cpu"))
-    looks.start(sim.row, sim, policy, look_at(sim))
-    assert looks.waiting(sim.row)
-    assert looks.arrived(sim.row, sim) is None
+    passes = EvictionPass(sim.observer, work, CPU, 1)
+    outcome = ask(passes, sim, policy)
     assert copied == [1 + len(expected)]
-    streams.passed = True
     order = ["forward waits for schedule", "on forward", "event on forward"]
     assert streams.calls[-3:] == order
+    for _ in range(work.lag - 1):
+        passes.run([], Ahead.NEVER)
+        assert take(passes, outcome).evicted is None
     assert "host waits" not in streams.calls
-    looks.wait()
-    assert streams.calls[-1] == "host waits"  # only ever asked for when memory is short
-    evicted = looks.arrived(sim.row, sim)
+    passes.run([], Ahead.NEVER)
+    evicted = take(passes, outcome).evicted
     assert evicted is not None
     assert evicted.tolist() == expected.tolist()
-    assert not looks.waiting(sim.row)
+    assert sim.state.selection is None
+
+
+def test_when_memory_is_short_a_selection_is_waited_for() -> None:
+    streams = Streams()
+    work = WorkBehindForwards(streams.make("forward"), streams)
+    sim = Sim(policy_named("h2o"), 120, 5)
+    fill(sim)
+    passes = EvictionPass(sim.observer, work, CPU, 1)
+    outcome = ask(passes, sim, sim.policy)
+    assert take(passes, outcome).evicted is None
+    assert take(passes, outcome, settle=True).evicted is not None
+    assert streams.calls[-1] == "host waits"
+
+
+def test_requests_asked_in_one_pass_share_one_piece_of_work() -> None:
+    """Each gets its own positions out of it, and one that fails takes nobody along."""
+    sims = [Sim(policy_named("knorm"), 120, seed) for seed in (1, 2, 3)]
+    for sim in sims:
+        fill(sim)
+    alone = []
+    for sim in sims:
+        one = EvictionPass(sim.observer, WorkAtOnce(), CPU, 1)
+        alone.append(take(one, ask(one, sim, sim.policy)).evicted)
+    started: list[int] = []
+
+    class Counted(WorkAtOnce):
+        def start(self, work: Any) -> Any:
+            started.append(1)
+            return super().start(work)
+
+    passes = EvictionPass(sims[0].observer, Counted(), CPU, 1)
+    outcomes = [Outcome(sim.state) for sim in sims]
+    policies = [sims[0].policy, NotFinite(), sims[2].policy]
+    for outcome, sim in zip(outcomes, sims, strict=True):
+        outcome.state.sim = sim  # type: ignore[attr-defined]
+    passes._observer = ManyObservers()  # type: ignore[assignment]
+    passes.select(
+        [
+            Asked(outcome, policy, look_at(sim))
+            for outcome, policy, sim in zip(outcomes, policies, sims, strict=True)
+        ]
+    )
+    assert started == [1]
+    found = [take(passes, outcome) for outcome in outcomes]
+    for outcome, expected in ((found[0], alone[0]), (found[2], alone[2])):
+        assert outcome.evicted is not None
+        assert expected is not None
+        assert outcome.evicted.tolist() == expected.tolist()
+    assert found[1].error is not None
+    assert found[1].state.failed
+
+
+class ManyObservers:
+    """Each simulated request has keys of its own."""
+
+    def see(self, state: Any, policy: Policy, view: PolicyView) -> PolicyView:
+        return state.sim.observer.see(state, policy, view)  # type: ignore[no-any-return]
 
 
 class Peeks(Policy):
@@ -160,10 +227,11 @@ class Peeks(Policy):
 def test_the_stand_in_notices_a_policy_that_reads() -> None:
     sim = Sim(Peeks(), 120, 5, on_device=on_device)
     fill(sim)
-    looks = EvictionPass(sim.observer, WorkAtOnce(), torch.device("cpu"))
-    with pytest.raises(PolicyError, match="host wait") as caught:
-        looks.start(sim.row, sim, Peeks(), look_at(sim))
-    assert isinstance(caught.value.__cause__, HostReadError)
+    passes = EvictionPass(sim.observer, WorkAtOnce(), CPU, 1)
+    error = take(passes, ask(passes, sim, Peeks())).error
+    assert error is not None
+    assert "host wait" in str(error)
+    assert isinstance(error.__cause__, HostReadError)
 
 
 @pytest.mark.parametrize(
@@ -186,18 +254,6 @@ def test_the_stand_in_refuses_every_kind_of_read(read: Any) -> None:
         read(on_device(torch.arange(4)))
 
 
-def test_a_look_of_an_earlier_request_is_dropped() -> None:
-    sim = Sim(policy_named("h2o"), 120, 5)
-    fill(sim)
-    looks = EvictionPass(sim.observer, WorkAtOnce(), torch.device("cpu"))
-    looks.start(sim.row, "first", sim.policy, look_at(sim))
-    assert looks.arrived(sim.row, "second") is None
-    assert not looks.waiting(sim.row)
-    looks.start(sim.row, "first", sim.policy, look_at(sim))
-    looks.forget(sim.row)
-    assert looks.arrived(sim.row, "first") is None
-
-
 class NotFinite(Policy):
     reads_keys = True
 
@@ -207,10 +263,10 @@ class NotFinite(Policy):
 
 def test_scores_that_are_not_finite_are_refused_when_they_arrive() -> None:
     sim = Sim(NotFinite(), 120, 5)
-    looks = EvictionPass(sim.observer, WorkAtOnce(), torch.device("cpu"))
-    looks.start(sim.row, sim, NotFinite(), look_at(sim))
-    with pytest.raises(PolicyError, match="must be finite"):
-        looks.arrived(sim.row, sim)
+    passes = EvictionPass(sim.observer, WorkAtOnce(), CPU, 1)
+    error = take(passes, ask(passes, sim, NotFinite())).error
+    assert error is not None
+    assert "must be finite" in str(error)
 
 
 def test_a_copy_waits_for_a_look_that_still_reads_keys() -> None:

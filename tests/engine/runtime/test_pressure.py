@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("sglang", reason="needs SGLang")
 
 from tests.helpers.fake_engine import FakeEngine, FakeRequest, MakeEngine
-from vtoken_sglang.engine.runtime import eviction_pass as looks
+from vtoken_sglang.engine.runtime import runtime as runtime_module
 from vtoken_sglang.policy.base import Policy, PolicyView
 
 PAGE, PAGES, PROMPT = 16, 64, 128
@@ -29,7 +29,7 @@ class Pick(Policy):
 
 @pytest.fixture
 def pick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looks, "load_policy", lambda _name: Pick())
+    monkeypatch.setattr(runtime_module, "load_policy", lambda *_: Pick())
 
 
 def pool_with(engine: MakeEngine, free: int, **settings: Any) -> tuple[FakeEngine, FakeRequest]:
@@ -48,11 +48,9 @@ def pool_with(engine: MakeEngine, free: int, **settings: Any) -> tuple[FakeEngin
 
 
 def repacks(sim: FakeEngine) -> int:
-    """Safe point, the copies, safe point: repacks that were committed by then."""
+    """Repacks of one safe point that were committed when due."""
     sim.safe_point()
-    for copy in sim.copies.waiting:
-        copy.finish()
-    sim.safe_point()
+    sim.until_due()
     state = sim.runtime.describe()
     assert state["evicted_tokens"] == len(EVICTED)
     assert state["early_evictions"] == 0, "there is a page for each running request"

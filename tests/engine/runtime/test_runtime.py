@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("sglang", reason="needs SGLang")
 
 from tests.helpers.fake_engine import THINNED, FakeEngine, MakeEngine
+from vtoken_sglang.core.types import LAG
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -31,7 +32,7 @@ def test_a_window_keeps_its_size_and_the_pool_adds_up(engine: MakeEngine, page_s
 def test_freed_pages_are_used_by_others_and_nothing_live_changes(
     engine: MakeEngine, page_size: int
 ) -> None:
-    sim = engine(page_size, 320 // page_size)
+    sim = engine(page_size, 336 // page_size)
     first = sim.admit("first", 150, publish="never")
     second = sim.admit("second", 120, publish="never", **THINNED)
     sim.prefill(first)
@@ -98,7 +99,7 @@ def test_a_request_may_refuse_to_be_pruned(engine: MakeEngine) -> None:
 
 
 def test_the_naive_arm_evictions_but_gives_nothing_back(engine: MakeEngine) -> None:
-    naive, reclaim = engine(arm="naive"), None
+    naive, reclaim = engine(ablation="naive"), None
     request = naive.admit("a", 150, publish="never")
     naive.prefill(request)
     naive.cycle(request, count=20)
@@ -107,7 +108,7 @@ def test_the_naive_arm_evictions_but_gives_nothing_back(engine: MakeEngine) -> N
     assert naive.accounted() == naive.total
     naive.finish(request)
     assert naive.allocator.available_size() == naive.total
-    reclaim = engine(arm="reclaim")
+    reclaim = engine()
     request = reclaim.admit("a", 150, publish="never")
     reclaim.prefill(request)
     reclaim.cycle(request, count=20)
@@ -115,7 +116,7 @@ def test_the_naive_arm_evictions_but_gives_nothing_back(engine: MakeEngine) -> N
     assert reclaim.total - reclaim.allocator.available_size() <= 80
 
 
-def test_finished_copies_commit_before_new_ones_are_planned(engine: MakeEngine) -> None:
+def test_copies_commit_when_due_and_before_new_ones_are_planned(engine: MakeEngine) -> None:
     sim = engine(**THINNED, budget=None)
     request = sim.admit("a", 160, publish="never")
     sim.prefill(request)
@@ -123,11 +124,12 @@ def test_finished_copies_commit_before_new_ones_are_planned(engine: MakeEngine) 
     sim.safe_point()
     (copy,) = sim.copies.waiting
     before = sim.allocator.available_size()
-    sim.safe_point()  # the copy is late: nothing commits, nothing else is planned for this row
-    assert sim.copies.waiting == [copy]
-    assert sim.allocator.available_size() == before
-    assert sim.accounted() == sim.total
     copy.finish()
+    for _ in range(LAG - 1):  # over, but not due: nothing else is planned for this row
+        sim.safe_point()
+        assert sim.copies.copies == [copy]
+        assert sim.allocator.available_size() == before
+        assert sim.accounted() == sim.total
     sim.safe_point()
     assert sim.runtime.describe()["repacks"] == 1
     assert sim.allocator.available_size() > before
@@ -188,6 +190,6 @@ def test_pages_of_a_chunk_in_flight_do_not_count_as_given_back(engine: MakeEngin
     sim.scheduler.chunked_req = None
     sim.running.append(request)
     copy.finish()
-    sim.safe_point(last=[request])
+    sim.until_due(last=[request])
     assert sim.runtime.describe()["repacks"] == 1
     assert sim.accounted() == sim.total

@@ -12,6 +12,7 @@ pytest.importorskip("sglang", reason="needs SGLang")
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from tests.helpers.prefix_engine import PrefixEngine, TreeRequest
+from vtoken_sglang.core.types import LAG
 from vtoken_sglang.options import VTokenConfig
 
 MakeEngine = Callable[..., PrefixEngine]
@@ -58,7 +59,7 @@ def test_the_last_holder_forks_and_its_prefix_is_evictable_at_once(
     request = admitted(sim, "a", PREFIX, shared=shared)
     sim.steps(2)
     assert sim.tree.protected_size() == 96
-    sim.safe_point()  # the copy is over: the commit and the lock go together
+    sim.until_due()  # the commit and the lock go together
     kept = request.kv.cache_protected_len
     # `auto` leaves a fully live beginning in the tree: copying it would gain nothing.
     assert kept == 0 if shared == "cow" else kept < 32
@@ -119,8 +120,7 @@ def test_two_requests_fork_the_same_prefix_in_the_same_step(engine: MakeEngine) 
     sim.safe_point()
     assert len(sim.copies.waiting) == 2
     assert sim.tree.protected_size() >= 96
-    sim.run_copies()
-    sim.safe_point()
+    sim.until_due()
     assert [request.kv.cache_protected_len for request in both] == [0, 0]
     assert sim.tree.protected_size() == 0
     assert sim.accounted() == sim.total
@@ -182,7 +182,7 @@ def test_a_first_fork_lets_those_that_wait_share(engine: MakeEngine, shares: boo
     sim.steps(1)
     sim.safe_point()
     assert not sim.copies.waiting
-    assert sim.runtime.capacity.fork_headroom(sim.running) >= 16  # it may come yet
+    assert sim.runtime.demand.fork_headroom(sim.running) >= 16  # it may come yet
     admitted(sim, "b", [*(PREFIX if shares else OTHER), 1], shared="auto", seed=1)
     sim.steps(3)
     assert (request.kv.cache_protected_len < 32) == (not shares)
@@ -200,7 +200,7 @@ def pressed(sim: PrefixEngine, strategies: Sequence[str], left: int) -> dict[str
         start = 10_000 + 1000 * len(sim.running)
         prompt = range(start, start + min(room, 400) // 16 * 16 - 8)
         admitted(sim, str(start), list(prompt), policy="none")
-    sim.steps(5)
+    sim.steps(5 + LAG)
     assert sim.accounted() == sim.total
     return sim.runtime.describe()
 
@@ -214,7 +214,7 @@ def test_sharers_fork_under_pressure_only_if_the_others_will_too(
     assert len(log) == forks
     assert sum(record["realised_pages"] for record in log) >= forks
     # Nobody has to leave room for a fork that does not come.
-    assert sim.runtime.capacity.fork_headroom(sim.running) == 0
+    assert sim.runtime.demand.fork_headroom(sim.running) == 0
 
 
 def test_sharers_do_not_fork_without_room_for_all(engine: MakeEngine) -> None:
@@ -224,7 +224,7 @@ def test_sharers_do_not_fork_without_room_for_all(engine: MakeEngine) -> None:
     found = pressed(sim, ["auto", "auto"], left)
     assert found["forks"]["log"] == []
     assert found["forks"]["decisions"].keys() == {"auto: no room for all"}
-    assert sim.runtime.capacity.fork_headroom(sim.running) == 0
+    assert sim.runtime.demand.fork_headroom(sim.running) == 0
     masked = pressed(engine(tokens=3200), ["mask", "mask"], left)
     assert found["footprint"] == masked["footprint"]
 
@@ -257,7 +257,7 @@ def test_an_end_during_the_copy_gives_the_lock_back_once(engine: MakeEngine, end
         sim.finish(request)
     sim.finish(other)
     sim.runtime.drain()
-    sim.runtime.assert_idle()
+    sim.runtime.health.idle(sim.runtime.states.values())
     assert sim.accounted() == sim.total
 
 

@@ -148,19 +148,19 @@ class SharedPrefixes(RuleBasedStateMachine):
         for request in list(self.running):
             self.sim.finish(request, checkpoint=not request.fresh)
         self.sim.runtime.drain()
-        self.sim.runtime.assert_idle()
+        self.sim.runtime.health.idle(self.sim.runtime.states.values())
         assert self.sim.tree.protected_size() == 0
         free, cached = self.sim.allocator.available_size(), self.sim.tree.evictable_size()
         assert free + cached == POOL_TOKENS
 
     def copying(self, request: TreeRequest) -> bool:
-        return request.kv.req_pool_idx in self.sim.runtime._reclaimer.copies.pending
+        return request.kv.req_pool_idx in self.sim.runtime.reclaimer.copies.pending
 
     @invariant()
     def note_what_happened(self) -> None:
         if not hasattr(self, "sim"):
             return
-        plans = [c.plan for c in self.sim.runtime._reclaimer.copies.pending.values()]
+        plans = [c.plan for c in self.sim.runtime.reclaimer.copies.pending.values()]
         forks = [plan for plan in plans if plan.new_protected_len is not None]
         self.outcomes["forks"] += len(forks)
         self.outcomes["partial"] += any(plan.new_protected_len for plan in forks)

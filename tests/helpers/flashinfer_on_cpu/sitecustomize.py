@@ -45,25 +45,8 @@ def replace_backends(backends: ModuleType) -> None:
     backends.verify_backend = verify_backend
 
 
-def tell_live_lengths(hooks: ModuleType) -> None:
-    """Install the listener for live lengths once the scheduler has its runtime."""
-    start = hooks._start_runtime
-
-    def start_runtime(scheduler: Any, config: Any) -> None:
-        from vtoken_sglang.engine.attention import live_lengths as kv_lens
-
-        start(scheduler, config)
-        if hooks._runtime is not None:
-            kv_lens.uninstall()  # whatever the product installed for a backend it did not find
-            evicted_counts = hooks._runtime._reclaimer.evicted_counts
-            kv_lens.install(lambda row: int(evicted_counts[row]))
-
-    hooks._start_runtime = start_runtime
-
-
 AFTER_IMPORT: dict[str, Callable[[ModuleType], None]] = {
     "vtoken_sglang.engine.attention.backends": replace_backends,
-    "vtoken_sglang.engine.hooks.scheduler": tell_live_lengths,
 }
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.kernels.interpreted.random_rows import Batch, make_batch
-from vtoken_sglang.kernels.attention_mass_ref import attention_mass_ref
-from vtoken_sglang.kernels.pack_live_ref import pack_live_ref
-from vtoken_sglang.kernels.triton_attention_mass import attention_mass_triton
+from vtoken_sglang.kernels.attention_mass.reference import attention_mass_reference
+from vtoken_sglang.kernels.attention_mass.triton import attention_mass_triton
+from vtoken_sglang.kernels.pack_live.reference import pack_live_reference
 
 SCALE = 0.25
 HEADS = [(4, 4, 64), (8, 2, 128), (9, 3, 64), (8, 1, 80), (2, 1, 24)]
@@ -37,8 +37,8 @@ class Case:
     positions: torch.Tensor
     lse: torch.Tensor
 
-    def run(self, form, scores: torch.Tensor) -> torch.Tensor:
-        form(
+    def run(self, kernel, scores: torch.Tensor) -> torch.Tensor:
+        kernel(
             self.q,
             self.k_buffer,
             self.qo_indptr,
@@ -54,7 +54,7 @@ class Case:
 
     def expected(self) -> torch.Tensor:
         wide = replace(self, q=self.q.double(), k_buffer=self.k_buffer.double())
-        return wide.run(attention_mass_ref, torch.zeros(self.batch.rows.shape).double())
+        return wide.run(attention_mass_reference, torch.zeros(self.batch.rows.shape).double())
 
 
 def make_case(
@@ -75,7 +75,7 @@ def make_case(
     total = int(batch.indptr[-1])
     slots = torch.zeros(total + 9, dtype=torch.int32)
     positions = torch.zeros(total + 9, dtype=torch.int32)
-    pack_live_ref(
+    pack_live_reference(
         batch.rows,
         batch.row_ids,
         batch.spans,
@@ -172,7 +172,8 @@ def test_lanes_that_count_small_weights() -> None:
     counted = partial(attention_mass_triton, below_uniform=below_uniform)
     got = case.run(counted, torch.zeros(case.batch.rows.shape))
     reference = case.run(
-        partial(attention_mass_ref, below_uniform=below_uniform), torch.zeros(case.batch.rows.shape)
+        partial(attention_mass_reference, below_uniform=below_uniform),
+        torch.zeros(case.batch.rows.shape),
     )
     torch.testing.assert_close(got, reference, atol=1e-5, rtol=1e-5)
     first, second, third = case.batch.row_ids[:3].tolist()

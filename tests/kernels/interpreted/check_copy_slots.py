@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vtoken_sglang.kernels import triton_copy_slots
-from vtoken_sglang.kernels.copy_slots_ref import copy_slots_ref
-from vtoken_sglang.kernels.triton_copy_slots import copy_slots_triton, launch_shape, warm_up
+from vtoken_sglang.kernels.copy_slots import triton as triton_copy_slots
+from vtoken_sglang.kernels.copy_slots.reference import copy_slots_reference
+from vtoken_sglang.kernels.copy_slots.triton import copy_slots_triton, launch_shape, warm_up
 
 DTYPES = [
     torch.float16,
@@ -38,7 +38,7 @@ def slots_of(num_slots: int, n: int, seed: int) -> tuple[torch.Tensor, torch.Ten
 def check(buffers: list[torch.Tensor], n: int, seed: int = 0) -> None:
     expected = [buffer.view(torch.uint8).clone() for buffer in buffers]
     src, dst = slots_of(buffers[0].shape[0], n, seed)
-    copy_slots_ref(expected, src, dst)
+    copy_slots_reference(expected, src, dst)
     copy_slots_triton(buffers, src, dst)
     for buffer, wanted in zip(buffers, expected, strict=True):
         assert torch.equal(buffer.view(torch.uint8), wanted)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.kernels.interpreted.random_rows import Batch, make_batch
-from vtoken_sglang.kernels import triton_pack_live
-from vtoken_sglang.kernels.pack_live_ref import pack_live_ref
-from vtoken_sglang.kernels.triton_pack_live import BLOCK, pack_live_triton, warm_up
+from vtoken_sglang.kernels.pack_live import triton as triton_pack_live
+from vtoken_sglang.kernels.pack_live.reference import pack_live_reference
+from vtoken_sglang.kernels.pack_live.triton import BLOCK, pack_live_triton, warm_up
 
 CASES = [
     ([1], 0.0, 0),
@@ -34,17 +34,17 @@ def by_loop(batch: Batch, room: list[int]) -> tuple[list[int], list[int], list[i
     return slots, positions, lens
 
 
-@pytest.mark.parametrize("form", [pack_live_triton, pack_live_ref])
+@pytest.mark.parametrize("pack", [pack_live_triton, pack_live_reference])
 @pytest.mark.parametrize("slots_dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_equals_loop(form, slots_dtype: torch.dtype, case: tuple[list[int], float, int]) -> None:
+def test_equals_loop(pack, slots_dtype: torch.dtype, case: tuple[list[int], float, int]) -> None:
     spans, evicted_share, padding = case
     batch = make_batch(spans, evicted_share=evicted_share, padding=padding, seed=len(spans))
     slots, positions, lens = by_loop(batch, batch.lens.tolist())
     got_slots = torch.full((len(slots) + 5,), -7, dtype=slots_dtype)
     got_positions = torch.full((len(slots) + 5,), -7, dtype=torch.int32)
     got_lens = torch.full((len(lens),), -7, dtype=torch.int32)
-    form(
+    pack(
         batch.rows,
         batch.row_ids,
         batch.spans,
@@ -59,32 +59,32 @@ def test_equals_loop(form, slots_dtype: torch.dtype, case: tuple[list[int], floa
     assert got_lens.tolist() == lens
 
 
-@pytest.mark.parametrize("form", [pack_live_triton, pack_live_ref])
+@pytest.mark.parametrize("pack", [pack_live_triton, pack_live_reference])
 @pytest.mark.parametrize("spans", [[40, 90], [BLOCK + 100, 2 * BLOCK]], ids=str)
-def test_a_prefix_is_the_first_entries(form, spans: list[int]) -> None:
+def test_a_prefix_is_the_first_entries(pack, spans: list[int]) -> None:
     """Less room than live entries: the list stops early and disturbs no neighbour."""
     batch = make_batch(spans, evicted_share=0.5, seed=3)
     room = [5, 11]
     indptr = torch.tensor([0, 5, 16], dtype=torch.int32)
     wanted, _, lens = by_loop(batch, room)
     slots, found = torch.zeros(16, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
-    form(batch.rows, batch.row_ids, batch.spans, indptr, slots, None, found, max_span=max(spans))
+    pack(batch.rows, batch.row_ids, batch.spans, indptr, slots, None, found, max_span=max(spans))
     assert slots.tolist() == wanted
     assert found.tolist() == lens
 
 
-@pytest.mark.parametrize("form", [pack_live_triton, pack_live_ref])
-def test_a_lane_without_room_writes_nothing(form) -> None:
+@pytest.mark.parametrize("pack", [pack_live_triton, pack_live_reference])
+def test_a_lane_without_room_writes_nothing(pack) -> None:
     batch = make_batch([30, 20], evicted_share=0.5, seed=4)
     indptr = torch.tensor([0, 0, int(batch.lens[1])], dtype=torch.int32)
     wanted, _, _ = by_loop(batch, [0, int(batch.lens[1])])
     slots = torch.zeros(len(wanted), dtype=torch.int32)
-    form(batch.rows, batch.row_ids, batch.spans, indptr, slots, max_span=30)
+    pack(batch.rows, batch.row_ids, batch.spans, indptr, slots, max_span=30)
     assert slots.tolist() == wanted
 
 
-@pytest.mark.parametrize("form", [pack_live_triton, pack_live_ref])
-def test_more_room_than_live_entries_reads_the_sink(form) -> None:
+@pytest.mark.parametrize("pack", [pack_live_triton, pack_live_reference])
+def test_more_room_than_live_entries_reads_the_sink(pack) -> None:
     """Host and device disagree: the lane's count shows it, and the surplus reads the sink."""
     batch = make_batch([2000, 9], evicted_share=0.99, seed=5)
     room = [int(batch.lens[0]) + 1500, int(batch.lens[1])]
@@ -92,7 +92,7 @@ def test_more_room_than_live_entries_reads_the_sink(form) -> None:
     wanted, positions, lens = by_loop(batch, room)
     slots, got = torch.ones(sum(room), dtype=torch.int64), torch.zeros(2, dtype=torch.int32)
     got_positions = torch.zeros(sum(room), dtype=torch.int32)
-    form(batch.rows, batch.row_ids, batch.spans, indptr, slots, got_positions, got, max_span=2000)
+    pack(batch.rows, batch.row_ids, batch.spans, indptr, slots, got_positions, got, max_span=2000)
     assert slots.tolist() == wanted
     assert got_positions.tolist() == positions
     assert got.tolist() == lens
@@ -109,7 +109,7 @@ def test_any_bound_on_the_span_will_do(max_span: int) -> None:
 
 @pytest.mark.parametrize("width", [100, BLOCK, 5 * BLOCK + 3, 8 * BLOCK])
 @pytest.mark.parametrize("observed", [False, True])
-def test_warm_up_meets_every_form(
+def test_warm_up_meets_every_variant(
     width: int, observed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every number of blocks that a span can give, rounded up to a power of two, with the types of
@@ -129,7 +129,17 @@ def test_warm_up_meets_every_form(
     options = {"spans_dtype": torch.int32, "positions": True} if observed else {}
     warm_up(torch.zeros(2, width, dtype=torch.int32), torch.int32, **options)  # type: ignore[arg-type]
 
-    def form(span: int) -> int:
+    def variant(span: int) -> int:
         return triton_pack_live.triton.next_power_of_2(-(-span // BLOCK))
 
-    assert {form(span) for span in spans} == {form(span) for span in range(1, width + 1)}
+    assert {variant(span) for span in spans} == {variant(span) for span in range(1, width + 1)}
+
+
+@pytest.mark.xfail(strict=True, reason="the comparison must see a wrong entry")
+def test_deliberately_wrong() -> None:
+    batch = make_batch([50, 20], evicted_share=0.5, seed=8)
+    wanted, _, _ = by_loop(batch, batch.lens.tolist())
+    slots = torch.zeros(len(wanted), dtype=torch.int32)
+    rows = batch.rows + (batch.rows > 0)
+    pack_live_triton(rows, batch.row_ids, batch.spans, batch.indptr, slots, max_span=50)
+    assert slots.tolist() == wanted

@@ -12,7 +12,7 @@ class Batch:
     """Rows of a batch. Lanes past the real ones are padding: row 0, span 1, one entry.
 
     Fields:
-        rows: int32 [num_rows, width], 0 = dead; row 0 is all zero.
+        rows: int32 [num_rows, width], 0 = evicted; row 0 is all zero.
         row_ids, spans: int64 [bs].
         lens: int64 [bs], live entries of each lane's span, 1 for padding.
         num_slots: slots are below it, 0 is the sink.
@@ -34,7 +34,7 @@ class Batch:
 def make_batch(
     spans: list[int], *, evicted_share: float, padding: int = 0, width: int = 0, seed: int = 0
 ) -> Batch:
-    """Give lane i of `spans` its own row, in shuffled rows and slots; eviction `evicted_share` of
+    """Give lane i of `spans` its own row, in shuffled rows and slots; evict `evicted_share` of
     it.
 
     The last position of a lane stays alive, as in a server.

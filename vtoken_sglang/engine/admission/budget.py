@@ -8,54 +8,100 @@ prefill than afterwards:
     later  what it holds afterwards fits beside what the running requests will still take
 
 An unpruned request is charged its whole length as ever, against the smaller reserve of the others.
+
+SGLang's `PrefillAdder` does not tell its budget which request it asks about. While it adds one, it
+is lent a view of the budget that knows.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
-from vtoken_sglang.engine.admission.demand import Capacity, Charge
+from vtoken_sglang.engine.admission.demand import Charge, Demand
 from vtoken_sglang.engine.statistics import Statistics
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.managers.schedule_policy import PrefillAdder
+    from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
+    from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
 
 
 class FootprintBudget(PrefillBudget):
-    """One pass. `consider` names the request that the next calls are about.
+    """One pass over all waiting requests.
 
     Fields:
-        stock_running: what SGLang would reserve for the running requests, tokens.
+        stock_running, stock_admitted: what SGLang would reserve for the running requests and for
+            those admitted in this pass, tokens.
+        held_back: a chunk waits for room, and whoever came later waits, too.
     """
 
     def __init__(
         self,
-        allocator: Any,
-        tree_cache: Any,
+        allocator: BaseTokenToKVPoolAllocator,
+        tree_cache: BasePrefixCache,
         *,
-        capacity: Capacity,
+        demand: Demand,
         statistics: Statistics,
         num_mixed_decode_tokens: int = 0,
     ) -> None:
         super().__init__(allocator, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
-        self._capacity, self._statistics = capacity, statistics
-        self._request: Any = None
-        self._running: list[Any] = []
-        self._alone = False
-        self._around: tuple[int, int] | None = None
+        self.demand, self.statistics = demand, statistics
+        self.stock_running = 0.0
+        self.stock_admitted = 0
+        self.held_back = False
+        self._beside: tuple[int, int] | None = None
+
+    @contextmanager
+    def lent_for(
+        self, request: Req, adder: PrefillAdder, *, has_chunked_req: bool
+    ) -> Iterator[None]:
+        """While it lasts, `adder` asks about `request`.
+
+        With the prefix cache off, SGLang admits requests of fixed length by playing the growth of
+        all through, as if nothing of it were given back. The tree is lent as if it were on, so that
+        it asks the budget about them, too.
+        """
+        running = adder.running_batch.reqs if adder.running_batch is not None else []
+        alone = not (running or adder.can_run_list or has_chunked_req)
+        tree = adder.tree_cache
+        adder.memory_budget = RequestBudget(self, request, running, alone)
+        if getattr(tree, "disable", True):
+            adder.tree_cache = _EnabledTree(tree)
+        try:
+            yield
+        finally:
+            adder.memory_budget, adder.tree_cache = self, tree
+
+    def beside(self, running: Sequence[Req]) -> tuple[int, int]:
+        """Pages that running requests open soon, and the dearest fork of theirs, in tokens."""
+        if self._beside is None:
+            self._beside = self.demand.soon_opened(running), self.demand.fork_headroom(running)
+        return self._beside
+
+    @property
+    def stock_left(self) -> float:
+        """Tokens that SGLang's own estimate would leave."""
+        return float(self._available_and_evictable() - self.stock_running - self.stock_admitted)
+
+
+class RequestBudget:
+    """The budget of a pass, for the questions about one request. `running`: requests that decode.
+    `alone`: neither they nor anything admitted in this pass hold memory that could come back."""
+
+    def __init__(
+        self, budget: FootprintBudget, request: Req, running: Sequence[Req], alone: bool
+    ) -> None:
+        self._budget, self._request, self._running, self._alone = budget, request, running, alone
         self._charge: Charge | None = None
         self._by_pruning = False
-        self._held_back = False
-        self.stock_running = 0.0
-        self._stock_pending = 0
 
-    def consider(self, request: Any, running: list[Any], alone: bool) -> None:
-        """The next calls are about `request`; `running`: requests that decode. `alone`: neither
-        they nor anything admitted in this pass hold memory that could come back."""
-        self._request, self._running, self._alone = request, running, alone
-        self._charge = None
-        self._by_pruning = False
-
-    # -- a waiting request ----------------------------------------------------------------------
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._budget, name)
 
     def check_prefill(
         self,
@@ -68,28 +114,46 @@ class FootprintBudget(PrefillBudget):
         chunk_limit: int | None,
         auxiliary_swa_host_hit_length: int = 0,
     ) -> tuple[bool, int | None]:
-        if self._held_back:
-            return False, None  # a chunk waits for room: whoever came later waits, too
-        left = self.remaining_current
-        self._charge = charge = self._capacity.charge(self._request, chunk_limit)
+        """Whether a waiting request is admitted, and the maximum tokens of its next chunk."""
+        budget = self._budget
+        if budget.held_back:
+            return False, None
+        left = budget.remaining_current
+        self._charge = charge = budget.demand.charge(self._request, chunk_limit)
         if charge is None:
-            whole = self.ceil_paged_tokens(extend_input_len) + self.page_size
-            fits = total_tokens < self.remaining_total and whole <= left
+            whole = budget.ceil_paged_tokens(extend_input_len) + budget.page_size
+            fits = total_tokens < budget.remaining_total and whole <= left
             return (True, chunk_limit) if fits else (False, None)
-        soon, fork = self._beside()
+        soon, fork = budget.beside(self._running)
         fork = max(charge.fork, fork)
         if fork:  # a fork leaves a page to each running request, this one included
-            soon = max(soon, (len(self._running) + 1) * self.page_size)
+            soon = max(soon, (len(self._running) + 1) * budget.page_size)
         needed = charge.footprint.prefill + fork + soon
-        fits = needed <= left and charge.footprint.settled < self.remaining_total
+        fits = needed <= left and charge.footprint.settled < budget.remaining_total
         if not fits and self._alone:
             # Nobody will give anything back: what can be computed now must be.
             fits = charge.footprint.prefill <= left
         if not fits:
             return False, None
-        stock_left = self._available_and_evictable() - self.stock_running - self._stock_pending
-        self._by_pruning = total_tokens >= stock_left
+        self._by_pruning = total_tokens >= budget.stock_left
         return True, charge.chunk
+
+    def available_chunk_tokens(self, chunk_limit: int) -> int | None:
+        """Maximum tokens of the next chunk of a prompt. SGLang goes on with a whole chunk when its
+        estimate is used up. Here a chunk takes what is free, and none if that is less than a page:
+        the request is pruned and others finish."""
+        budget, demand = self._budget, self._budget.demand
+        free = int(budget.remaining_current) - budget.page_size
+        left = len(self._request.full_untruncated_fill_ids) - self._request.prefix_len
+        demand.stalled = False
+        if free >= min(chunk_limit, budget.ceil_paged_tokens(left)):
+            return chunk_limit
+        budget.held_back = True
+        if free >= budget.page_size:
+            return free // budget.page_size * budget.page_size
+        demand.stalled = True
+        budget.statistics.stalled_chunks += 1
+        return None
 
     def reserve(
         self,
@@ -100,40 +164,28 @@ class FootprintBudget(PrefillBudget):
         chunk_limit: int | None = None,
         is_chunked_continuation: bool = False,
     ) -> None:
-        immediate = self.ceil_paged_tokens(extend_input_len) + self.page_size + extra_tokens
-        self._stock_pending += immediate + max_new_tokens
-        self.current_offset += immediate
-        self.total_offset += self._expected(immediate + max_new_tokens, is_chunked_continuation)
-        if self._by_pruning:
-            self._statistics.admitted_by_pruning += 1
-            self._by_pruning = False
+        """Charge the pass for the request."""
+        budget = self._budget
+        immediate = budget.ceil_paged_tokens(extend_input_len) + budget.page_size + extra_tokens
+        budget.stock_admitted += immediate + max_new_tokens
+        budget.current_offset += immediate
+        budget.total_offset += self._expected(immediate + max_new_tokens, is_chunked_continuation)
+        budget.statistics.admitted_by_pruning += self._by_pruning
 
     def _expected(self, full: int, continues: bool) -> int:
         if self._charge is not None:
             return self._charge.footprint.settled
-        grown = self._capacity.growth(self._request, 1.0) if continues else None
+        grown = self._budget.demand.growth(self._request, 1.0) if continues else None
         return full if grown is None else min(full, grown)
 
-    def _beside(self) -> tuple[int, int]:
-        """Pages that running requests open soon, and the dearest fork of theirs, in tokens."""
-        if self._around is None:
-            soon = self._capacity.soon_opened(self._running)
-            self._around = soon, self._capacity.fork_headroom(self._running)
-        return self._around
 
-    # -- the next chunk of a prompt -------------------------------------------------------------
+class _EnabledTree:
+    """A prefix cache that is off, without saying so."""
 
-    def available_chunk_tokens(self, chunk_limit: int) -> int | None:
-        """SGLang goes on with a whole chunk when its estimate is used up. Here a chunk takes what
-        is free, and none if that is less than a page: the request is pruned and others finish."""
-        free = int(self.remaining_current) - self.page_size
-        left = len(self._request.full_untruncated_fill_ids) - self._request.prefix_len
-        self._capacity.stalled = False
-        if free >= min(chunk_limit, self.ceil_paged_tokens(left)):
-            return chunk_limit
-        self._held_back = True
-        if free >= self.page_size:
-            return free // self.page_size * self.page_size
-        self._capacity.stalled = True
-        self._statistics.stalled_chunks += 1
-        return None
+    disable = False
+
+    def __init__(self, tree: BasePrefixCache) -> None:
+        self._tree = tree
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tree, name)

@@ -1,5 +1,5 @@
-"""Reclaimed memory as concurrency: what requests are expected to hold, and what is done when the
-pool is short. The numbers come from `core.footprint`; SGLang's records say what is held now.
+"""Reclaimed memory as concurrency: what requests are expected to hold. The numbers come from
+`core.footprint`; SGLang's records say what is held now.
 
 With `admission` "full" SGLang's own formulas stay in force, which charge every request its whole
 length. Scheduler thread only.
@@ -7,11 +7,10 @@ length. Scheduler thread only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang.srt.managers.scheduler_components.pool_stats_observer import kv_private_tokens
@@ -22,25 +21,24 @@ from vtoken_sglang.core.footprint import (
     PruneRule,
     expected_footprint,
     expected_growth,
-    fits_private,
-    fits_published,
     fork_cost,
     page_ceil,
-    page_floor,
 )
-from vtoken_sglang.core.settings import ReclaimSettings
 from vtoken_sglang.core.token_table import TokenTable
+from vtoken_sglang.core.types import ReclaimSettings, page_floor
 from vtoken_sglang.options import RequestOptions, VTokenConfig
 from vtoken_sglang.policy.base import Gather
-from vtoken_sglang.policy.eviction import target_kept
+from vtoken_sglang.policy.eviction import live_after_eviction
 from vtoken_sglang.policy.registry import load_policy
 
-# Decode steps that a new request's first looks may take to come.
-STEPS_UNTIL_PRUNED = 4
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.managers.scheduler import Scheduler
+
+# Decode steps until what a new request holds too much comes back. Work takes effect up to two safe
+# points after it starts: the first eviction, then the copies that empty pages because of it.
+STEPS_UNTIL_PRUNED = 2 + 2
 MAX_WASTE = 0.9
-# Below this share of free pages the planner is told that the pool is under pressure.
-PRESSURE_FREE_SHARE = 1 / 8
-_NONE: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,46 +56,41 @@ class Charge:
     chunk: int | None
 
 
-class Capacity:
+class Demand:
     """What admission, the running reserve and the length limits ask.
 
     Fields:
-        waste: share of the retained pages that is expected to be dead; as measured before each
+        tokens: what one request may hold of the pool.
+        waste: share of the retained pages that is expected to be evicted; as measured before each
             admission, `max_waste` while nothing is pruned.
+        expects: whether admission goes by what is expected.
         stalled: the chunked request found no room for its next chunk in the last pass.
-        changed: a request was looked at for the first time in this safe point. By then its prompt
+        changed: the first eviction of a request was decided in this safe point. By then its prompt
             is in the tree and what it will hold is known: those that wait may need less than when
-            they were refused. Later looks show in the free pages.
+            they were refused. Later ones show in the free pages.
     """
 
     def __init__(
         self,
-        scheduler: Any,
+        scheduler: Scheduler,
         config: VTokenConfig,
-        options_of: Callable[[Any], RequestOptions],
+        options_of: Callable[[Req], RequestOptions],
         tables: Callable[[], Iterable[TokenTable]],
-        forks_waiting: Mapping[int, int] = _NONE,
+        fork_wanted: Callable[[int], int | None] = lambda row: None,
     ) -> None:
-        """`forks_waiting`: by row, pages of a fork that would pay, had the pool as many; read at
-        each use."""
+        """`fork_wanted`: row -> pages of a fork that would pay, had the pool as many."""
         self._scheduler = scheduler
-        self._forks_waiting = forks_waiting
+        self._fork_wanted = fork_wanted
         self._reclaims = config.reclaims
         self._options_of, self._tables = options_of, tables
         self.page_size: int = scheduler.token_to_kv_pool_allocator.page_size
         # A page of slack: SGLang wants strictly more than what it charges.
-        self.tokens: int = page_floor(scheduler.max_total_num_tokens, self.page_size)
-        self.tokens -= self.page_size
-        hysteresis = ReclaimSettings().hysteresis
-        self.max_waste = min(config.repack_threshold + hysteresis, MAX_WASTE)
+        total = page_floor(scheduler.max_total_num_tokens, self.page_size)
+        self.tokens: int = total - self.page_size
+        self.max_waste = min(config.repack_threshold + ReclaimSettings().hysteresis, MAX_WASTE)
         self.waste = self.max_waste
         self.expects = config.admission == "expected" and config.reclaims
         self.stalled = self.changed = False
-
-    def under_pressure(self, free_pages: int) -> bool:
-        """Whether repacks and forks should happen below their triggers, too."""
-        total = self._scheduler.max_total_num_tokens
-        return bool(free_pages * self.page_size < total * PRESSURE_FREE_SHARE)
 
     def measure(self) -> None:
         """Take the waste of all pruned requests together as what is expected of the next ones."""
@@ -107,9 +100,7 @@ class Capacity:
             live += table.ledger.sealed_live
         self.waste = min(1 - live / places, self.max_waste) if places else self.max_waste
 
-    # -- one request ----------------------------------------------------------------------------
-
-    def options(self, request: Any) -> RequestOptions | None:
+    def options(self, request: Req) -> RequestOptions | None:
         """Options of a request whose pages are given back early; None for any other."""
         options = self._options_of(request)
         return options if options.prunes and self._reclaims else None
@@ -119,15 +110,15 @@ class Capacity:
         rule = _rule(options, self.page_size)
         return rule.with_waste(self.waste if waste is None else waste)
 
-    def publishes(self, request: Any) -> bool:
+    def publishes(self, request: Req) -> bool:
         """Whether the tree takes over the prompt of a request that was not pruned yet."""
         tree = self._scheduler.tree_cache
         return not request.skip_radix_cache_insert and not getattr(tree, "disable", False)
 
-    def charge(self, request: Any, chunk: int | None) -> Charge | None:
+    def charge(self, request: Req, chunk: int | None) -> Charge | None:
         """What to charge a waiting request; None if SGLang's own charge is right.
 
-        `chunk`: tokens of the next chunk at most. Call with its prefix matched.
+        `chunk`: maximum tokens of the next chunk. Call with its prefix matched.
         """
         options = self.options(request)
         if options is None:
@@ -137,7 +128,7 @@ class Capacity:
         published = self.publishes(request)
         cached = page_floor(request.prefix_len, self.page_size)
         forks = published and _expects_fork(options, rule, length, cached)
-        waits = _waits_for_prompt_end(options.policy)
+        waits = waits_for_prompt_end(options)
         prunes_chunks = request.skip_radix_cache_insert and not waits
         if prunes_chunks and chunk is not None and self.outgrows(request):
             # Only a permanent shortfall shortens chunks: the pool could not hold two whole ones.
@@ -154,7 +145,7 @@ class Capacity:
         fork = fork_cost(rule, length) if forks else 0
         return Charge(footprint=expected_footprint(rule, case), fork=fork, chunk=chunk)
 
-    def growth(self, request: Any, ratio: float) -> int | None:
+    def growth(self, request: Req, ratio: float) -> int | None:
         """Further tokens a request with a row is expected to take; None if SGLang's own reserve is
         right. `ratio`: SGLang's share of the remaining tokens that will really be generated."""
         options = self.options(request)
@@ -180,22 +171,22 @@ class Capacity:
             return to_come + grown
         return min(grown, max(remaining + self.page_size, fork_cost(self.rule(options), length)))
 
-    def fork_headroom(self, requests: Iterable[Any]) -> int:
+    def fork_headroom(self, requests: Iterable[Req]) -> int:
         """Tokens that the dearest fork still to come needs for a moment."""
-        most = 0
+        dearest = 0
         for request in requests:
             options = self.options(request)
-            pages = self._forks_waiting.get(request.kv.req_pool_idx)
+            pages = self._fork_wanted(request.kv.req_pool_idx)
             if pages is not None:
-                most = max(most, pages * self.page_size)
+                dearest = max(dearest, pages * self.page_size)
             elif options is not None and self._will_fork(request, options):
                 length = request.kv.kv_allocated_len
-                most = max(most, fork_cost(self.rule(options), length))
-        return most
+                dearest = max(dearest, fork_cost(self.rule(options), length))
+        return dearest
 
-    def _will_fork(self, request: Any, options: RequestOptions) -> bool:
+    def _will_fork(self, request: Req, options: RequestOptions) -> bool:
         """Whether a running request is expected to leave the tree by copy-on-write yet, though it
-        did not find so itself. Under auto, once looked at, it has forked, does not want to, or
+        did not find so itself. Under auto, once evicted from, it has forked, does not want to, or
         waits for pages that it named."""
         fresh = self.publishes(request)
         if not fresh and (options.shared == "auto" or not request.kv.cache_protected_len):
@@ -203,52 +194,16 @@ class Capacity:
         length = len(request.origin_input_ids)
         return _expects_fork(options, self.rule(options), length, request.cached_tokens)
 
-    def soon_opened(self, requests: Iterable[Any], steps: int = STEPS_UNTIL_PRUNED) -> int:
+    def soon_opened(self, requests: Iterable[Req], steps: int = STEPS_UNTIL_PRUNED) -> int:
         """Tokens of pages that these requests open within `steps` decode steps."""
         size = self.page_size
         lengths = [request.kv.kv_committed_len for request in requests]
         return sum(page_ceil(at + steps, size) - page_ceil(at, size) for at in lengths)
 
-    # -- requests longer than the pool ----------------------------------------------------------
-
-    def outgrows(self, request: Any) -> bool:
+    def outgrows(self, request: Req) -> bool:
         """Whether a request may become longer than the pool is."""
         limit = request.sampling_params.max_new_tokens or 0
         return len(request.origin_input_ids) + limit >= self.tokens
-
-    def fits(self, options: RequestOptions, length: int, new: int, published: bool) -> bool:
-        """Whether the pool, otherwise empty, takes a prompt of `length` and `new` tokens more,
-        whatever goes wrong: a retraction makes prompt and output one private prompt."""
-        rule = self.rule(options, self.max_waste)
-        if self.computes_whole(options) and length + new > self.tokens:
-            return False  # computed again after a retraction, it would be there whole
-        if not fits_private(rule, length + new, self.tokens):
-            return False
-        case = Prefill(
-            length=length,
-            cached=0,
-            new=new,
-            published=True,
-            forks=options.shared == "cow",  # under auto not while others hold its prompt, too
-            chunk=None,
-        )
-        return not published or fits_published(rule, case, self.tokens)
-
-    def computes_whole(self, options: RequestOptions) -> bool:
-        """Whether a private prompt is there whole at some time: it is one chunk, or the policy does
-        not look before the prompt's end."""
-        return self._scheduler.chunked_prefill_size is None or _waits_for_prompt_end(options.policy)
-
-    def longest_match(self, request: Any) -> int | None:
-        """Most tokens of the cached prefix that a request longer than the pool may lock: what it
-        locks is not given back while it lives. None for any other request."""
-        options = self.options(request)
-        if options is None or not self.outgrows(request):
-            return None
-        length = len(request.origin_input_ids) + (request.sampling_params.max_new_tokens or 0)
-        rule = self.rule(options, self.max_waste)
-        spare = self.tokens - rule.bound(length) - 4 * self.page_size
-        return max(0, page_floor(spare, self.page_size))
 
 
 def pinned_tokens(options: RequestOptions, protected: int) -> int:
@@ -263,17 +218,17 @@ def pinned_tokens(options: RequestOptions, protected: int) -> int:
 @lru_cache(maxsize=1024)
 def _rule(options: RequestOptions, page_size: int) -> PruneRule:
     return PruneRule(
-        target=partial(target_kept, options),
-        protected=options.sink + options.recent,
+        target=partial(live_after_eviction, options),
+        protected=options.sink,
         interval=options.interval,
         page_size=page_size,
         waste=0.0,
     )
 
 
-@lru_cache(maxsize=64)
-def _waits_for_prompt_end(policy: str) -> bool:
-    observation = load_policy(policy).observation()
+def waits_for_prompt_end(options: RequestOptions) -> bool:
+    """Whether a policy prunes a prompt only when the whole of it was computed."""
+    observation = load_policy(options.policy, options.policy_args).observation()
     return observation is not None and observation.gather is Gather.PROMPT_END
 
 
@@ -285,7 +240,7 @@ def _expects_fork(options: RequestOptions, rule: PruneRule, length: int, cached:
     return options.shared == "cow" or options.shared == "auto" and own > fork_cost(rule, length)
 
 
-def _remaining(request: Any) -> int:
+def _remaining(request: Req) -> int:
     """Tokens still to be generated, clipped as SGLang clips its own estimate."""
     left = request.sampling_params.max_new_tokens - len(request.output_ids)
     return min(max(left, 0), CLIP_MAX_NEW_TOKENS)

@@ -1,97 +1,155 @@
-"""Length limits of requests that may outgrow the pool.
+"""How long a pruned request may become.
 
-SGLang clips prompt and output to the pool's size, as if nothing of a request were ever given back.
-A request that is pruned to what the pool holds is served to its full length, up to the model's
-context; one that is not is refused with what would fit.
+SGLang clips a request to the pool's size, as if nothing of it were ever given back. A pruned one is
+served as long as the pool takes what it holds, up to the model's context, and its answer is clipped
+there. It is refused only when its prompt leaves no room for an answer, with the longest that would.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING
 
-from vtoken_sglang.core.footprint import fits_private, max_length
-from vtoken_sglang.engine.admission.demand import Capacity
+from vtoken_sglang.core.footprint import (
+    Prefill,
+    largest,
+    private_need,
+    published_need,
+)
+from vtoken_sglang.core.types import page_floor
+from vtoken_sglang.engine.admission.demand import Demand, waits_for_prompt_end
 from vtoken_sglang.errors import ConfigError
-from vtoken_sglang.option_specs import request_label
+from vtoken_sglang.option_values import request_label
 from vtoken_sglang.options import RequestOptions
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.managers.scheduler import Scheduler
 
 # As SGLang keeps between the longest prompt and the longest request.
 PROMPT_MARGIN = 5
 
 
-class Lengths:
+class LengthLimits:
     """The limits of one scheduler. Scheduler thread only."""
 
-    def __init__(self, scheduler: Any, capacity: Capacity) -> None:
-        self._scheduler, self._capacity = scheduler, capacity
+    def __init__(self, scheduler: Scheduler, demand: Demand) -> None:
+        self._scheduler, self._demand = scheduler, demand
 
     @property
-    def longest(self) -> int:
-        """Longest request that a row and the model take."""
+    def _context(self) -> int:
+        """Tokens of the longest request that a row and the model take."""
         return int(self._scheduler.model_config.context_len) - 1
 
-    def prompt_limit(self, request: Any, stock: int) -> int:
-        """SGLang's limit on the prompt, or the model's for a request that was let outgrow it."""
-        if request.to_finish is not None or self._capacity.options(request) is None:
-            return stock
-        return max(stock, self.longest - PROMPT_MARGIN)
+    def serves(self, options: RequestOptions, prompt: int, new: int) -> bool:
+        """Whether an otherwise empty pool serves a prompt of so many tokens and `new` more to the
+        end. If it does, it serves fewer of either, too."""
+        return self._fits_whole(prompt, new) or self._fits_pruned(options, prompt + new)
 
-    def new_tokens(self, request: Any, wanted: int | None, clipped: int) -> int:
-        """Tokens the request may generate.
+    def new_tokens(self, request: Req, wanted: int | None) -> int | None:
+        """Tokens the request may generate; None where SGLang's own clip is right.
 
         Args:
-            wanted: as asked for, None when the request says nothing. clipped: as SGLang clips it.
+            wanted: as asked for, None when the request says nothing.
 
         Raises:
-            ConfigError: the request is longer than the pool and its budget does not fit.
+            ConfigError: its prompt does not fit, or no answer after it.
         """
-        options = self._capacity.options(request)
+        options = self._demand.options(request)
+        if options is None:
+            return None
         prompt = len(request.origin_input_ids)
-        room = self.longest - prompt - 1
-        limit = self._scheduler.max_new_tokens_limit or 0
-        most = min(room, limit) if limit > 0 else room
-        asked = most if wanted is None else min(wanted, most)
-        if options is None or asked <= clipped and prompt < self._scheduler.max_req_input_len:
-            return clipped
-        if self._capacity.fits(options, prompt, max(asked, 0), published=False):
-            return max(asked, 0)
-        if wanted is None and prompt < self._scheduler.max_req_input_len:
-            return max(clipped, self._longest_fit(options, most + prompt) - prompt)
-        raise self._refusal(options, prompt, asked)
+        limit = self._context - prompt - 1
+        if wanted is not None:
+            limit = min(limit, wanted)
+        if (for_all := self._scheduler.max_new_tokens_limit or 0) > 0:
+            limit = min(limit, for_all)
+        limit = max(0, limit)
+        allowed = largest(partial(self.serves, options, prompt), limit)
+        if not allowed and (limit or allowed is None):
+            raise self._refusal(options, prompt, min(limit, 1))
+        return allowed
 
-    def _longest_fit(self, options: RequestOptions, limit: int) -> int:
-        if self._capacity.computes_whole(options):
-            limit = min(limit, self._capacity.tokens)
-        rule = self._capacity.rule(options, self._capacity.max_waste)
-        return max_length(rule, self._capacity.tokens, limit)
+    def prompt_limit(self, request: Req, stock: int) -> int:
+        """SGLang's limit on the prompt, or the model's for a request that `new_tokens` passed."""
+        if request.to_finish is not None or self._demand.options(request) is None:
+            return stock
+        return max(stock, self._context - PROMPT_MARGIN)
 
-    def _refusal(self, options: RequestOptions, prompt: int, asked: int) -> ConfigError:
-        """The error that says what would fit."""
-        capacity = self._capacity
-        rule = capacity.rule(options, capacity.max_waste)
-        held = rule.bound(prompt + asked)
-        by_budget = options.budget is not None
-        field = request_label("budget" if by_budget else "keep")
-        fit = self._longest_fit(options, self.longest)
-        if fits_private(rule, 1, capacity.tokens) and fit > prompt:
-            remedy = f"up to {fit - prompt} new tokens after this prompt would fit"
-        elif fit:
-            remedy = f"up to {fit} tokens of prompt and answer together would fit"
-        else:
-            remedy = f"a smaller {request_label('budget')} would"
-        rule_text = (
-            f"must leave a request that is longer than the pool room in it: {prompt} prompt and "
-            f"{asked} new tokens hold up to {held} of {capacity.tokens} tokens at once; {remedy}"
-        )
-        return ConfigError(field, rule_text, options.budget if by_budget else options.keep)
-
-    def keeps_private(self, request: Any) -> bool:
+    def keeps_private(self, request: Req) -> bool:
         """Whether the prompt must stay out of the tree, which would hold it whole: the request is
         longer than the pool, and fits only if its prompt is pruned, too."""
-        capacity = self._capacity
-        options = capacity.options(request)
-        if options is None or not capacity.expects or not capacity.outgrows(request):
+        options = self._demand.options(request)
+        if options is None or not self._demand.expects or not self._demand.outgrows(request):
             return False
-        prompt = len(request.origin_input_ids)
-        new = request.sampling_params.max_new_tokens or 0
-        return not capacity.fits(options, prompt, new, published=True)
+        case = Prefill(
+            length=len(request.origin_input_ids),
+            cached=0,
+            new=request.sampling_params.max_new_tokens or 0,
+            published=True,
+            forks=options.shared == "cow",  # under auto not while others hold its prompt, too
+            chunk=None,
+        )
+        rule = self._demand.rule(options, self._demand.max_waste)
+        return published_need(rule, case) > self._demand.tokens
+
+    def longest_match(self, request: Req) -> int | None:
+        """Maximum tokens of the cached prefix that a request longer than the pool may lock: what it
+        locks is not given back while it lives. None for any other request."""
+        options = self._demand.options(request)
+        if options is None or not self._demand.outgrows(request):
+            return None
+        length = len(request.origin_input_ids) + (request.sampling_params.max_new_tokens or 0)
+        spare = self._demand.tokens - self._private_need(options, length)
+        return max(0, page_floor(spare, self._demand.page_size))
+
+    def _fits_whole(self, prompt: int, new: int) -> bool:
+        """Whether SGLang would take it without giving anything back."""
+        scheduler = self._scheduler
+        if prompt >= min(scheduler.max_req_input_len, self._demand.tokens):
+            return False  # of prompts up to `max_req_input_len` SGLang lets some wait for ever
+        room = scheduler.token_to_kv_pool_allocator.max_new_tokens_for_memory(
+            prompt,
+            scheduler.max_req_len - prompt - 1,
+            token_capacity=scheduler.max_total_num_tokens,
+            sliding_window_size=scheduler.sliding_window_size,
+            chunk_size=scheduler.chunked_prefill_size,
+        )
+        return room is not None and new <= room
+
+    def _fits_pruned(self, options: RequestOptions, length: int) -> bool:
+        """Whether the pool takes it to `length`, whatever goes wrong: a retraction makes prompt and
+        output one private prompt."""
+        if self._holds_whole(options) is not None and length > self._demand.tokens:
+            return False
+        return self._private_need(options, length) <= self._demand.tokens
+
+    def _private_need(self, options: RequestOptions, length: int) -> int:
+        return private_need(self._demand.rule(options, self._demand.max_waste), length)
+
+    def _holds_whole(self, options: RequestOptions) -> str | None:
+        """Why a private prompt is there whole at some time; None when it never is."""
+        if waits_for_prompt_end(options):
+            return f"{options.policy} prunes a prompt when all of it was computed"
+        if self._scheduler.chunked_prefill_size is None:
+            return "without chunked prefill a prompt is computed at once"
+        return None
+
+    def _refusal(self, options: RequestOptions, prompt: int, new: int) -> ConfigError:
+        """The error that says why a prompt and `new` tokens more do not fit, and what would."""
+        tokens = self._demand.tokens
+        longest = self._context - PROMPT_MARGIN - 1
+        fit = largest(lambda length: self.serves(options, length, new), longest)
+        why = self._holds_whole(options)
+        if why is not None and prompt + new > tokens:
+            field = "policy"
+            why = f"{why}, so that the pool must hold it whole"
+        else:
+            field = "keep" if options.budget is None else "budget"
+            why = f"it needs up to {self._private_need(options, prompt + new)} tokens at once"
+        return ConfigError(
+            request_label(field),
+            f"must leave a prompt of {prompt} tokens room in the {tokens} of the pool: {why}; "
+            f"a prompt of up to {fit} tokens would fit",
+            getattr(options, field),
+        )

@@ -1,69 +1,81 @@
-"""What is done when the pool is short, before SGLang takes a request back.
+"""What is done when the pool is short, before SGLang retracts a request.
 
     empty pages go back     at every safe point, without asking
-    looks ahead of time    when less than a page per running request is left
-    copy-on-write          with them, where the cost rule finds that it pays under pressure
-    the radix tree         SGLang evicts what nobody holds, as for any allocation
-    retraction             SGLang takes requests back, which are then computed again from the start
+    eviction ahead of time  when less than a page per running request is left
+    copy-on-write           with it, where the cost rule finds that it pays under pressure
+    the radix tree          SGLang evicts what nobody holds, as for any allocation
+    retraction              requests lose all they hold, and are computed again from the start
 
 What the tree holds for nobody counts as free throughout: a warm server's free list is empty, and
-looking ahead of time for every page it evicts would make the interval meaningless. EvictionPass
-ahead of time therefore come before the last of it is evicted, not before the first.
+evicting ahead of time for every page that it gives up would make the interval meaningless. Requests
+are evicted from ahead of time before the last of it is gone, not before the first.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
-from vtoken_sglang.engine.admission.demand import Capacity
-from vtoken_sglang.engine.runtime.page_pool import AllocatorPagePool
+from vtoken_sglang.core.types import PagePool
+from vtoken_sglang.engine.admission.demand import Demand
 from vtoken_sglang.engine.statistics import Statistics
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-# Rounds of look, copy and commit before one decode step; the first frees empty pages, the second
-# what its copies emptied.
+# Rounds of eviction, copy and commit before one decode step; the first frees empty pages, the
+# second what its copies emptied.
 MAX_ROUNDS = 3
 # Passes in which a chunk finds no room while nothing else runs, before its request is given up.
 MAX_IDLE_PASSES = 64
+# Below this share of free pages the pool is under pressure.
+PRESSURE_FREE_SHARE = 1 / 8
 
 
-class Relief:
+class ShortageRelief:
     """Makes room before a decode step. Scheduler thread only.
 
-    `work(batch)` looks at the requests of a batch ahead of time, reclaims, and waits for copies.
-    `settle()` only waits for copies. That is done, and a chunk without room taken back, when not
+    `work(batch)` evicts from the requests of a batch ahead of time, reclaims, and waits for copies.
+    `settle()` only waits for copies. That is done, and a chunk without room retracted, when not
     `enabled`, too: SGLang knows of neither, and would end the last request for want of their pages.
     """
 
     def __init__(
         self,
-        scheduler: Any,
-        capacity: Capacity,
-        pool: AllocatorPagePool,
+        scheduler: Scheduler,
+        demand: Demand,
+        pool: PagePool,
         statistics: Statistics,
-        work: Callable[[Any], None],
+        work: Callable[[ScheduleBatch], None],
         settle: Callable[[], None],
         enabled: bool,
     ) -> None:
-        self._scheduler, self._capacity, self._pool = scheduler, capacity, pool
+        self._scheduler, self._demand, self._pool = scheduler, demand, pool
         self._statistics, self._work, self._settle = statistics, work, settle
         self._enabled = enabled
         self._idle_passes = 0
         self._gained_pages = 0
 
+    def under_pressure(self) -> bool:
+        """Whether repacks and forks should happen below their triggers, too."""
+        total = self._scheduler.max_total_num_tokens
+        return not self._has(math.ceil(total * PRESSURE_FREE_SHARE))
+
     def wanted(self, running: int) -> bool:
-        """Whether requests should be looked at ahead of time in this safe point, when `running`
+        """Whether requests should be evicted from ahead of time in this safe point, when `running`
         of them may each open a page in the step that follows."""
         return self._enabled and (self._stalled or self._pool.free_pages() < running)
 
     def gained(self, pages: int | None) -> None:
-        """What the last safe point returned, looking ahead of time; None if it did not."""
+        """Pages that the last safe point returned, evicting ahead of time; None if it did not."""
         self._gained_pages = 0 if pages is None else self._gained_pages + max(0, pages)
 
-    def before_decode(self, batch: Any) -> None:
+    def before_decode(self, batch: ScheduleBatch) -> None:
         """Entry of `Scheduler.update_running_batch`, which retracts when the step does not fit.
 
         Nothing was allocated since the safe point, and no forward was launched: rows may still
@@ -76,7 +88,7 @@ class Relief:
             if not self._has(need):
                 self._settle()
             if not self._has(need):
-                self._gives_up_chunk()
+                self._retracted_chunk()
             return
         if self._has(need):
             held_back = self._gained_pages * self._pool.page_size
@@ -87,20 +99,20 @@ class Relief:
             if self._has(need):
                 self._statistics.retractions_avoided += 1
                 return
-        if self._gives_up_chunk() and self._has(need):
+        if self._retracted_chunk() and self._has(need):
             self._statistics.retractions_avoided += 1
 
     @property
     def _stalled(self) -> bool:
         # The chunked request may have been aborted since it found no room.
-        return self._capacity.stalled and self._scheduler.chunked_req is not None
+        return self._demand.stalled and self._scheduler.chunked_req is not None
 
     def _has(self, tokens: int) -> bool:
         return self._pool.free_pages() * self._pool.page_size >= tokens
 
-    def _gives_up_chunk(self) -> bool:
-        """Take back a chunked request that found no room: it holds pages and cannot go on, while
-        the others can. Only when no chunk of it is in flight."""
+    def _retracted_chunk(self) -> bool:
+        """Retract a chunked request that found no room: it holds pages and cannot go on, while the
+        others can. Only when no chunk of it is in flight."""
         request = self._scheduler.chunked_req
         if not self._stalled or request.inflight_middle_chunks:
             return False
@@ -116,7 +128,7 @@ class Relief:
             hisparse_coordinator=None,
         )
         scheduler.chunked_req = None
-        self._capacity.stalled = False
+        self._demand.stalled = False
         scheduler._add_request_to_queue(request, is_retracted=True)
         return True
 
@@ -135,7 +147,7 @@ class Relief:
             "request %s was ended: the pool holds %d tokens and its next chunk found no room in "
             "them, though nothing else ran",
             request.rid,
-            self._capacity.tokens,
+            self._demand.tokens,
         )
         self._idle_passes = 0
         self._scheduler.abort_request(AbortReq(rid=request.rid))

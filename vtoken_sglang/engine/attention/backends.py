@@ -2,61 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
-from vtoken_sglang.core.slot_map import SlotMapMode
 from vtoken_sglang.errors import HookError
+from vtoken_sglang.kernels.cpu.attention import ReadMode
 from vtoken_sglang.options import VTokenConfig
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.model_runner import ModelRunner
 
 
 def install_backends(config: VTokenConfig) -> None:
     """Re-register the stock backend names with our subclasses, in this process.
 
-    `torch_native` is ours in every arm: `native` reads rows directly (slot map off), every other
-    arm reads live slots only. On CUDA the stock backends are fair, so `native` leaves them alone.
+    `torch_native` is ours in every arm: `native` reads rows directly, every other arm reads live
+    slots only. On CUDA the stock backends are fair, so `native` leaves them alone.
     """
     import torch
 
     from vtoken_sglang.engine.attention import cpu as attention_cpu
 
-    attention_cpu.register(slot_map_mode(config))
+    attention_cpu.register(read_mode(config))
     if config.arm == "native" or not torch.cuda.is_available():
         return
     from vtoken_sglang.engine.attention import flashinfer as attention_flashinfer
     from vtoken_sglang.engine.attention import triton as attention_triton
 
-    attention_flashinfer.register(page_mode=config.page_mode == "dense")
+    attention_flashinfer.register()
     attention_triton.register()
 
 
-def install_live_lengths(
-    evicted_count: Callable[[int], int], is_dense: Callable[[int], bool] | None = None
-) -> None:
-    """Tell the backends that plan on the host how many tokens of a row are dead, and whether a
-    pruned row's live ones fill whole pages in order (None: not asked for).
-
-    Raises:
-        HookError: the call-out on the plan is missing or taken.
-    """
-    from vtoken_sglang.engine.attention import live_lengths as kv_lens
-
-    kv_lens.install(evicted_count, is_dense)
-
-
-def slot_map_mode(config: VTokenConfig) -> SlotMapMode:
+def read_mode(config: VTokenConfig) -> ReadMode:
     """How `torch_native` reads rows in this arm: every arm but `native` goes through the live list,
-    whether or not anything is dead."""
+    whether or not anything was evicted."""
     return "direct" if config.arm == "native" else "live"
 
 
-def verify_backend(model_runner: Any, config: VTokenConfig) -> None:
+def verify_backend(model_runner: ModelRunner, config: VTokenConfig) -> None:
     """Raise HookError unless the runner's attention backend reads as this arm says."""
     from vtoken_sglang.engine.attention.cpu import VTokenTorchAttnBackend
 
     backend = model_runner.attn_backend
     if isinstance(backend, VTokenTorchAttnBackend):
-        wanted = slot_map_mode(config)
+        wanted = read_mode(config)
         if backend.mode != wanted:
             raise HookError(
                 "attention-backend",

@@ -1,4 +1,4 @@
-"""SGLang's `torch_native` attention backend, replaced by one that reads a slot map.
+"""SGLang's `torch_native` attention backend, replaced by one that reads live slots.
 
 Stock torch_native loops over requests in Python, reads rows per layer, repeats K/V for grouped
 heads, and recomputes all L x L scores for every extend. This one reads the rows once per forward
@@ -15,15 +15,15 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
-from vtoken_sglang.core.slot_map import SlotMapMode, build_slot_map
 from vtoken_sglang.engine.observe.forward_link import LayerObserver, layer_observer
 from vtoken_sglang.errors import UnsupportedModeError
-from vtoken_sglang.kernels.cpu_attention import (
+from vtoken_sglang.kernels.cpu.attention import (
     AttentionPlan,
+    ReadMode,
     decode_attention,
     extend_attention,
 )
-from vtoken_sglang.kernels.cpu_scratch import Scratch
+from vtoken_sglang.kernels.cpu.scratch import Scratch
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -35,19 +35,19 @@ KV_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class VTokenTorchAttnBackend(TorchNativeAttnBackend):
-    """CPU attention over the slot map of the running forward.
+    """CPU attention over the live slots of the running forward's lanes.
 
     Invariants:
         `_plan` belongs to the forward whose metadata was initialised last; every layer of that
         forward reads the same plan, whatever happens to the rows meanwhile.
     """
 
-    def __init__(self, model_runner: ModelRunner, mode: SlotMapMode) -> None:
+    def __init__(self, model_runner: ModelRunner, mode: ReadMode) -> None:
         super().__init__(model_runner)
         if self.use_sliding_window_kv_pool:
             raise UnsupportedModeError(
                 "sliding-window model",
-                "its window layers read a second pool that the slot map does not cover",
+                "its window layers read a second pool that the lists of live slots do not cover",
                 "serve it without vtoken",
             )
         if self.token_to_kv_pool.dtype not in KV_DTYPES:
@@ -56,7 +56,7 @@ class VTokenTorchAttnBackend(TorchNativeAttnBackend):
                 "the CPU kernels read float32, bfloat16 and float16",
                 "leave --kv-cache-dtype at auto",
             )
-        self.mode: SlotMapMode = mode
+        self.mode: ReadMode = mode
         self._scratch = Scratch()
         self._plan: AttentionPlan | None = None
         self._observe: LayerObserver | None = None
@@ -71,14 +71,14 @@ class VTokenTorchAttnBackend(TorchNativeAttnBackend):
         own_lens = None
         if not forward_batch.forward_mode.is_decode():
             own_lens = forward_batch.extend_seq_lens
-        slot_map = build_slot_map(
+        self._plan = AttentionPlan(
             self.req_to_token_pool.req_to_token,
             forward_batch.req_pool_indices,
             forward_batch.seq_lens,
             own_lens,
+            self._scratch,
             mode=self.mode,
         )
-        self._plan = AttentionPlan(slot_map.packed, slot_map.own_lens, self._scratch)
 
     def forward_extend(
         self,
@@ -119,7 +119,7 @@ class VTokenTorchAttnBackend(TorchNativeAttnBackend):
         return out.view(out.shape[0], -1)
 
     def _require_plan(self, layer: RadixAttention) -> AttentionPlan:
-        """Return the forward's plan, or refuse a layer that the slot map does not describe."""
+        """Return the forward's plan, or refuse a layer that it does not describe."""
         for flag, present in (
             ("cross attention", layer.is_cross_attention),
             ("non-causal attention", layer.attn_type != AttentionType.DECODER),
@@ -158,11 +158,11 @@ class VTokenTorchAttnBackend(TorchNativeAttnBackend):
         )
 
 
-def register(mode: SlotMapMode) -> None:
+def register(mode: ReadMode) -> None:
     """Make SGLang build our backend under the stock name "torch_native" in this process.
 
     Args:
-        mode: "direct" reads rows as they are (arm `native`); "live" drops dead entries.
+        mode: "direct" reads rows as they are (arm `native`); "live" drops evicted entries.
     """
 
     def create(model_runner: ModelRunner) -> VTokenTorchAttnBackend:

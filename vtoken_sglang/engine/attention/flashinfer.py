@@ -18,9 +18,11 @@ import torch
 from sglang.srt.layers.attention.attention_registry import register_attention_backend
 from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
 
-from vtoken_sglang.engine.attention.live_lengths import is_dense_plan
-from vtoken_sglang.engine.attention.live_reads import LiveLengths, install_live_reads, refuse_model
-from vtoken_sglang.engine.attention.page_mode import PageModeWrapper
+from vtoken_sglang.engine.attention.live_reads import (
+    LiveMetadata,
+    install_live_reads,
+    refuse_model,
+)
 from vtoken_sglang.engine.observe.backend_mixin import AttentionTap, flashinfer_lse
 from vtoken_sglang.errors import UnsupportedModeError
 
@@ -31,16 +33,10 @@ if TYPE_CHECKING:
 BACKEND_NAME = "flashinfer"
 
 
-class VTokenFlashInferAttnBackend(AttentionTap, LiveLengths, FlashInferAttnBackend):
-    """FlashInfer over live slots; over whole pages where that is chosen.
+class VTokenFlashInferAttnBackend(AttentionTap, LiveMetadata, FlashInferAttnBackend):
+    """FlashInfer over live slots."""
 
-    Fields:
-        page_wrappers: the eager wrappers that can plan pages; empty with page mode off.
-    """
-
-    def __init__(
-        self, model_runner: ModelRunner, *, page_mode: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, model_runner: ModelRunner, **options: Any) -> None:
         super().__init__(model_runner, **options)
         refuse_model(
             {
@@ -57,27 +53,6 @@ class VTokenFlashInferAttnBackend(AttentionTap, LiveLengths, FlashInferAttnBacke
         self._check_kv_attention_access("decode", self.decode_kv_access)
         install_live_reads(self.kv_index_translator, torch.int32)
         self.make_decode_tap(model_runner)
-        self.page_wrappers: list[PageModeWrapper] = []
-        if page_mode and self.page_size > 1 and not self.enable_deterministic:
-            self._use_page_mode()
-
-    def _use_page_mode(self) -> None:
-        """Put a page-planning wrapper around each eager wrapper.
-
-        Not in deterministic mode: its split size counts pages, so it would change with the mode.
-        Not around wrappers of captured graphs: the page size is fixed when a graph is captured.
-        """
-        for wrappers in (self.decode_wrappers, self.prefill_wrappers_paged):
-            wrappers[:] = [PageModeWrapper(wrapper, self.page_size) for wrapper in wrappers]
-            self.page_wrappers += wrappers
-
-    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
-        """Plan an eager forward: pages when every lane is dense, else slots."""
-        if self.page_wrappers:
-            dense = is_dense_plan(forward_batch.kv_loc_plan)
-            for wrapper in self.page_wrappers:
-                wrapper.plans_pages = dense
-        super().init_forward_metadata(forward_batch)
 
     def init_forward_metadata_out_graph(
         self, forward_batch: ForwardBatch, in_capture: bool = False
@@ -97,19 +72,13 @@ class VTokenFlashInferAttnBackend(AttentionTap, LiveLengths, FlashInferAttnBacke
         return flashinfer_lse(self, lambda: self._stock_decode(*arguments, **options))
 
 
-def register(*, page_mode: bool = False) -> None:
-    """Make SGLang build our backend under the stock name "flashinfer" in this process.
-
-    Args:
-        page_mode: plan whole pages for eager batches whose lanes are all dense.
-    """
+def register() -> None:
+    """Make SGLang build our backend under the stock name "flashinfer" in this process."""
 
     def create(model_runner: ModelRunner) -> VTokenFlashInferAttnBackend:
         refuse_model({"latent attention (MLA)": bool(model_runner.use_mla_backend)})
         return VTokenFlashInferAttnBackend(
-            model_runner,
-            page_mode=page_mode,
-            init_new_workspace=model_runner.init_new_workspace,
+            model_runner, init_new_workspace=model_runner.init_new_workspace
         )
 
     register_attention_backend(BACKEND_NAME)(create)

@@ -22,6 +22,7 @@ import torch
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
 from sglang.srt.mem_cache.kv_loc_plan import IdSpaceKind, KVLocPlan
 
+from vtoken_sglang.engine.attention.live_lengths import live_lengths
 from vtoken_sglang.errors import UnsupportedModeError
 from vtoken_sglang.kernels.pack_live import pack_live
 
@@ -34,18 +35,18 @@ def live_view(forward_batch: ForwardBatch) -> ForwardBatch:
 
     Lanes past the plan's (padding of a captured graph) keep the length they have.
     """
-    plan: KVLocPlan | None = forward_batch.kv_loc_plan
-    if plan is None or plan.kv_lens is None:
+    live = live_lengths(forward_batch.kv_loc_plan)
+    if live is None:
         return forward_batch
     view = copy.copy(forward_batch)
-    view.seq_lens = _with_padding(plan.kv_lens, forward_batch.seq_lens)
+    view.seq_lens = _with_padding(live.lens, forward_batch.seq_lens)
     if forward_batch.seq_lens_cpu is not None:
-        assert plan.kv_lens_cpu is not None, "the plan was filled from this batch's host lengths"
-        view.seq_lens_cpu = _with_padding(plan.kv_lens_cpu, forward_batch.seq_lens_cpu)
+        assert live.lens_cpu is not None, "measured from this batch's host lengths"
+        view.seq_lens_cpu = _with_padding(live.lens_cpu, forward_batch.seq_lens_cpu)
         view.seq_lens_sum = int(view.seq_lens_cpu.sum())
-    if plan.kv_prefix_lens is not None:
-        view.extend_prefix_lens = plan.kv_prefix_lens.to(torch.int32)
-        view.extend_prefix_lens_cpu = plan.kv_prefix_lens_cpu.tolist()
+    if live.prefix_lens is not None and live.prefix_lens_cpu is not None:
+        view.extend_prefix_lens = live.prefix_lens.to(torch.int32)
+        view.extend_prefix_lens_cpu = live.prefix_lens_cpu.tolist()
     return view
 
 
@@ -83,7 +84,7 @@ class LiveReads:
     ) -> bool:
         """Fill `out`'s CSR lists with the slots to read. Arguments as in SGLang; `seq_lens` are
         live lengths of the whole sequences or of their prefixes."""
-        if plan.kv_lens is None:
+        if live_lengths(plan) is None:
             return self._stock(
                 plan,
                 req_pool_indices=req_pool_indices,
@@ -126,8 +127,8 @@ def install_live_reads(translator: KVIndexTranslator, slots_dtype: torch.dtype) 
         slots_dtype: dtype of the lists that the backend asks for.
 
     Raises:
-        UnsupportedModeError: the translator maps virtual ids, which rows with dead entries do not
-            go through.
+        UnsupportedModeError: the translator maps virtual ids, which rows with evicted entries do
+            not go through.
     """
     if has_live_reads(translator):
         return
@@ -139,13 +140,13 @@ def install_live_reads(translator: KVIndexTranslator, slots_dtype: torch.dtype) 
         )
     rows = translator.req_to_token
     if rows.is_cuda:
-        from vtoken_sglang.kernels.triton_pack_live import warm_up
+        from vtoken_sglang.kernels.pack_live.triton import warm_up
 
         warm_up(rows, slots_dtype)
     translator.pack_read_stream = LiveReads(translator).pack_read_stream
 
 
-class LiveLengths:
+class LiveMetadata:
     """Mixin for a stock backend (put it first): metadata from live lengths."""
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:

@@ -12,7 +12,7 @@ import torch
 from sglang.srt.layers.attention.attention_registry import register_attention_backend
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
-from vtoken_sglang.engine.attention.live_reads import LiveLengths, install_live_reads, refuse_model
+from vtoken_sglang.engine.attention.live_reads import LiveMetadata, install_live_reads, refuse_model
 from vtoken_sglang.engine.observe.backend_mixin import AttentionTap, triton_lse
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BACKEND_NAME = "triton"
 
 
-class VTokenTritonAttnBackend(AttentionTap, LiveLengths, TritonAttnBackend):
+class VTokenTritonAttnBackend(AttentionTap, LiveMetadata, TritonAttnBackend):
     """Triton attention over live slots."""
 
     def __init__(self, model_runner: ModelRunner) -> None:

@@ -6,141 +6,164 @@ SGLang's own formulas were asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vtoken_sglang.engine.hooks import scheduler as scheduler_hooks
+from vtoken_sglang.engine.plugin.hook import hook
+from vtoken_sglang.engine.runtime.current import current
 from vtoken_sglang.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vtoken_sglang.engine.runtime.runtime import Runtime
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.managers.schedule_policy import PrefillAdder
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
+    from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
 
 
-def _runtime() -> Runtime | None:
-    return scheduler_hooks._runtime
-
-
+@hook(
+    around="sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.create_prefill_budget",
+    why="admission charges a pruned request what it will hold, not its whole length",
+    remove_when="the budget asks requests for their demand",
+)
 def create_budget(
     original: Callable[..., Any],
-    allocator: Any,
-    tree_cache: Any,
+    allocator: BaseTokenToKVPoolAllocator,
+    tree_cache: BasePrefixCache,
     *,
     num_mixed_decode_tokens: int = 0,
 ) -> Any:
-    """AROUND `BaseTokenToKVPoolAllocator.create_prefill_budget`: charge the expected footprint."""
-    runtime = _runtime()
-    if runtime is None or not runtime.capacity.expects:
+    """Charge the expected footprint."""
+    runtime = current()
+    if runtime is None or not runtime.demand.expects:
         return original(allocator, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
-    from vtoken_sglang.engine.admission.budget import FootprintBudget
+    from vtoken_sglang.engine.runtime.accounting import prefill_budget
 
-    runtime.capacity.measure()
-    return FootprintBudget(
-        allocator,
-        tree_cache,
-        capacity=runtime.capacity,
-        statistics=runtime.statistics,
-        num_mixed_decode_tokens=num_mixed_decode_tokens,
+    return prefill_budget(
+        runtime.demand, runtime.statistics, allocator, tree_cache, num_mixed_decode_tokens
     )
 
 
-def running_reserve(original: Callable[..., Any], adder: Any, request: Any) -> float:
-    """AROUND `PrefillAdder._get_running_request_total_token_offset`: what a running request will
-    still take once it is pruned, in place of every token it may generate."""
+@hook(
+    around=(
+        "sglang.srt.managers.schedule_policy.PrefillAdder._get_running_request_total_token_offset"
+    ),
+    why="SGLang reserves for running requests as if nothing of them were ever given back",
+    remove_when="the reserve asks requests for their demand",
+)
+def running_reserve(original: Callable[..., Any], adder: PrefillAdder, request: Req) -> float:
+    """What a running request will still take once it is pruned, in place of every token it may
+    generate."""
     stock = float(original(adder, request))
-    runtime = _runtime()
-    if runtime is None or not runtime.capacity.expects:
+    runtime = current()
+    if runtime is None or not runtime.demand.expects:
         return stock
     adder.memory_budget.stock_running += stock
-    grown = runtime.capacity.growth(request, adder.new_token_ratio)
+    grown = runtime.demand.growth(request, adder.new_token_ratio)
     return stock if grown is None else float(grown)
 
 
+@hook(
+    around="sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req",
+    why="the budget's checks do not name the request they are about",
+    remove_when="the budget is handed the request",
+)
 def add_waiting(
     original: Callable[..., Any],
-    adder: Any,
-    request: Any,
+    adder: PrefillAdder,
+    request: Req,
     has_chunked_req: bool,
     truncation_align_size: int | None,
 ) -> Any:
-    """AROUND `PrefillAdder.add_one_req`: tell the budget whom the next checks are about."""
-    runtime = _runtime()
-    if runtime is None or not runtime.capacity.expects:
+    """Tell the budget whom the next checks are about."""
+    runtime = current()
+    if runtime is None or not runtime.demand.expects:
         return original(adder, request, has_chunked_req, truncation_align_size)
-    running = adder.running_batch.reqs if adder.running_batch is not None else []
-    alone = not running and not adder.can_run_list and not has_chunked_req
-    adder.memory_budget.consider(request, running, alone)
-    with _same_path(request):
+    with adder.memory_budget.lent_for(request, adder, has_chunked_req=has_chunked_req):
         return original(adder, request, has_chunked_req, truncation_align_size)
 
 
-@contextmanager
-def _same_path(request: Any) -> Iterator[None]:
-    """With the prefix cache off, SGLang admits requests of fixed length by playing their growth
-    through, as if nothing of it were given back. The budget's checks hold for them, too."""
-    fixed = request.sampling_params.ignore_eos
-    request.sampling_params.ignore_eos = False
-    try:
-        yield
-    finally:
-        request.sampling_params.ignore_eos = fixed
+@hook(
+    around="sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req",
+    why="a prompt longer than the pool goes on in chunks of what is free",
+    remove_when="the budget is handed the request",
+)
+def add_chunked(original: Callable[..., Any], adder: PrefillAdder, request: Req) -> Any:
+    """The next chunk takes what is free."""
+    runtime = current()
+    if runtime is None or not runtime.demand.expects:
+        return original(adder, request)
+    with adder.memory_budget.lent_for(request, adder, has_chunked_req=True):
+        return original(adder, request)
 
 
-def add_chunked(original: Callable[..., Any], adder: Any, request: Any) -> Any:
-    """AROUND `PrefillAdder.add_chunked_req`: the next chunk takes what is free."""
-    runtime = _runtime()
-    if runtime is not None and runtime.capacity.expects:
-        running = adder.running_batch.reqs if adder.running_batch is not None else []
-        adder.memory_budget.consider(request, running, False)
-    return original(adder, request)
-
-
-def relieve_before_retraction(original: Callable[..., Any], scheduler: Any, batch: Any) -> Any:
-    """AROUND `Scheduler.update_running_batch`: look for room before requests are taken back."""
-    runtime = _runtime()
+@hook(
+    around="sglang.srt.managers.scheduler.Scheduler.update_running_batch",
+    why="what can still be reclaimed is, before a request is retracted and computed again",
+    remove_when="SGLang asks listeners for memory before it retracts",
+)
+def relieve_before_retraction(
+    original: Callable[..., Any], scheduler: Scheduler, batch: ScheduleBatch
+) -> Any:
+    """Make room before requests are retracted."""
+    runtime = current()
     if runtime is not None:
         runtime.relief.before_decode(batch)
     return original(scheduler, batch)
 
 
-def lift_length(original: Callable[..., Any], scheduler: Any, request: Any) -> None:
-    """AROUND `Scheduler.init_req_max_new_tokens`: a request that is pruned may outgrow the pool."""
+@hook(
+    around="sglang.srt.managers.scheduler.Scheduler.init_req_max_new_tokens",
+    why="SGLang clips a request to the pool's size, as if nothing of it were ever given back",
+    remove_when="the clip asks the request for its demand",
+)
+def lift_length(original: Callable[..., Any], scheduler: Scheduler, request: Req) -> None:
+    """A request that is pruned may outgrow the pool."""
     parameters = request.sampling_params
-    wanted, least = parameters.max_new_tokens, parameters.min_new_tokens
+    wanted, minimum = parameters.max_new_tokens, parameters.min_new_tokens
     original(scheduler, request)
-    runtime = _runtime()
-    if runtime is None or request.to_finish is not None or not runtime.capacity.expects:
+    runtime = current()
+    if runtime is None or request.to_finish is not None or not runtime.demand.expects:
         return
     try:
-        allowed = runtime.lengths.new_tokens(request, wanted, parameters.max_new_tokens)
+        allowed = runtime.limits.new_tokens(request, wanted)
     except ConfigError as error:
         request.set_finish_with_abort(str(error))
         parameters.max_new_tokens = parameters.min_new_tokens = 0
         return
-    if allowed > parameters.max_new_tokens:
+    if allowed is not None:
         parameters.max_new_tokens = allowed
-        parameters.min_new_tokens = min(least, allowed)
-    if runtime.capacity.options(request) is not None and runtime.capacity.outgrows(request):
-        runtime.statistics.outgrown_requests += 1
+        parameters.min_new_tokens = min(minimum, allowed)
+        runtime.statistics.outgrown_requests += runtime.demand.outgrows(request)
 
 
+@hook(
+    around="sglang.srt.managers.utils.validate_input_length",
+    why="SGLang refuses a prompt that the pool does not hold whole",
+    remove_when="the check asks the request for its demand",
+)
 def lift_prompt(
-    original: Callable[..., Any], request: Any, max_req_input_len: int, allow_auto_truncate: bool
+    original: Callable[..., Any], request: Req, max_req_input_len: int, allow_auto_truncate: bool
 ) -> str | None:
-    """AROUND `validate_input_length`: the prompt, too, of a request that `lift_length` passed."""
-    runtime = _runtime()
-    if runtime is not None and runtime.capacity.expects:
-        max_req_input_len = runtime.lengths.prompt_limit(request, max_req_input_len)
+    """The prompt, too, of a request that `lift_length` passed."""
+    runtime = current()
+    if runtime is not None and runtime.demand.expects:
+        max_req_input_len = runtime.limits.prompt_limit(request, max_req_input_len)
     found: str | None = original(request, max_req_input_len, allow_auto_truncate)
     return found
 
 
-def limit_match(original: Callable[..., Any], request: Any, input_len: int) -> int:
-    """AROUND `Req._compute_max_prefix_len`: a request longer than the pool must not lock so much
-    of the prefix cache that the rest of it finds no room."""
+@hook(
+    around="sglang.srt.managers.schedule_batch.Req._compute_max_prefix_len",
+    why="a request longer than the pool would wait for ever for memory that its own lock holds",
+    remove_when="a request can limit its match by a parameter",
+)
+def limit_match(original: Callable[..., Any], request: Req, input_len: int) -> int:
+    """A request longer than the pool must not lock so much of the prefix cache that the rest of it
+    finds no room."""
     longest = int(original(request, input_len))
-    runtime = _runtime()
-    if runtime is None or not runtime.capacity.expects:
+    runtime = current()
+    if runtime is None or not runtime.demand.expects:
         return longest
-    most = runtime.capacity.longest_match(request)
-    return longest if most is None else min(longest, most)
+    limit = runtime.limits.longest_match(request)
+    return longest if limit is None else min(longest, limit)

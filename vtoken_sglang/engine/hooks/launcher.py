@@ -2,162 +2,87 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vtoken_sglang import options as vtoken_config
-from vtoken_sglang.engine.compat.triggers import BACKEND_FIELDS
-from vtoken_sglang.engine.plugin.attestation import ATTESTATION_KEY, expected_attestation
-from vtoken_sglang.engine.plugin.hook import LAUNCHER_HOOKS, SCHEDULER_HOOKS
-from vtoken_sglang.engine.plugin.installation import refuse, verify_installation
-from vtoken_sglang.errors import ConfigError, HookError, VTokenError
-from vtoken_sglang.options import (
-    RequestOptions,
-    VTokenConfig,
-    from_environment,
-    from_namespace,
-    to_environment,
+from vtoken_sglang import option_flags
+from vtoken_sglang.engine.plugin import launch
+from vtoken_sglang.engine.plugin.attestation import ATTESTATION_KEY
+from vtoken_sglang.engine.plugin.hook import hook
+from vtoken_sglang.engine.plugin.installation import exit_if_refused
+
+if TYPE_CHECKING:
+    import argparse
+
+    from sglang.srt.managers.data_parallel_controller import DataParallelController
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+    from sglang.srt.server_args import ServerArgs
+
+
+@hook(
+    after="sglang.srt.server_args.ServerArgs.add_cli_args",
+    why="--vtoken-* flags on SGLang's own command line",
+    remove_when="SGLang lets a plugin declare server arguments",
 )
-from vtoken_sglang.policy.names import NO_POLICY
-
-
 def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
-    """AFTER `ServerArgs.add_cli_args`: add the --vtoken-* flags."""
-    vtoken_config.add_flags(parser)
+    """Add the --vtoken-* flags."""
+    option_flags.add_flags(parser)
 
 
-def activate_from_arguments(server_args: Any, _cls: type, arguments: argparse.Namespace) -> None:
-    """AFTER `ServerArgs.from_cli_args`: freeze the options and hand them to child processes.
-
-    The environment is the only channel that reaches every spawned process before SGLang
-    publishes its arguments there. Runs before any model file is opened. Modes that the raw flags
-    already name are refused here, since SGLang may stop or branch off before its own checks.
-    """
-    from vtoken_sglang.engine.compat.refuse import refuse_server_args
-
-    try:
-        config = from_namespace(arguments) or from_environment()
-        if config is None:
-            return
-        _check_trace(config.trace)
-        to_environment(config)
-        verify_installation(LAUNCHER_HOOKS + SCHEDULER_HOOKS)
-        _prefer_our_backend(server_args)
-        refuse_server_args(server_args)
-    except VTokenError as error:
-        refuse(error)
+@hook(
+    after="sglang.srt.server_args.ServerArgs.from_cli_args",
+    why="turns the flags into one frozen config that child processes inherit",
+    remove_when="SGLang lets a plugin declare server arguments",
+)
+def activate_from_arguments(
+    server_args: ServerArgs, _cls: type, arguments: argparse.Namespace
+) -> None:
+    """Freeze the options, or exit."""
+    with exit_if_refused():
+        launch.activate(server_args, arguments)
 
 
-def _check_trace(path: str | None) -> None:
-    """Raise ConfigError unless the trace file can be appended to, before anything is loaded."""
-    if path is None:
-        return
-    try:
-        with open(path, "a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        rule = f"must be a file that can be written ({error.strerror})"
-        raise ConfigError("--vtoken-trace", rule, path) from error
+@hook(
+    after="sglang.srt.server_args.ServerArgs.check_server_args",
+    why="unsupported engine modes are refused before the model loads",
+    remove_when="SGLang gives plugins a validation call-out",
+)
+def refuse_unsupported_arguments(_result: None, server_args: ServerArgs) -> None:
+    """Exit if a mode would be half-served."""
+    with exit_if_refused():
+        launch.check_arguments(server_args)
 
 
-def _check_observed(config: VTokenConfig, policy: str, field: str) -> None:
-    """Raise ConfigError if the policy looks at attention that this server does not observe."""
-    if policy != NO_POLICY:
-        from vtoken_sglang.policy.registry import check_observed
-
-        check_observed(policy, config.observe_layers, field)
-
-
-def refuse_unsupported_arguments(_result: None, server_args: Any) -> None:
-    """AFTER `ServerArgs.check_server_args`: refuse modes that would be half-served."""
-    from vtoken_sglang.engine.compat.refuse import refuse_server_args
-
-    config = from_environment()
-    if config is None:
-        return
-    try:
-        refuse_server_args(server_args)
-        config.validate_for_page_size(_resolved_page_size(server_args))
-        _check_observed(config, config.policy, "--vtoken-policy")
-    except VTokenError as error:
-        refuse(error)
-
-
-def _prefer_our_backend(server_args: Any) -> None:
-    """On CUDA, name flashinfer where the user named no backend: SGLang would pick one by the GPU's
-    generation that cannot read scattered slots. The arguments are not resolved yet."""
-    import torch
-
-    named = any(getattr(server_args, field) is not None for field, _ in BACKEND_FIELDS)
-    if not named and server_args.device in (None, "cuda") and torch.cuda.is_available():
-        server_args.attention_backend = "flashinfer"
-
-
-def _resolved_page_size(server_args: Any) -> int:
-    from sglang.srt.arg_groups.overrides import resolving_view
-
-    return int(resolving_view(server_args).page_size or 1)
-
-
+@hook(
+    after="sglang.srt.entrypoints.engine._wait_for_scheduler_ready",
+    why="a scheduler that came up without the plugin must not be served",
+    remove_when="SGLang fails when a plugin fails",
+)
 def check_attestation(scheduler_infos: list[dict[str, Any]], *_args: Any, **_kwargs: Any) -> None:
-    """AFTER `_wait_for_scheduler_ready`: every scheduler must have attested our config."""
-    config = from_environment()
-    if config is None:
-        return
-    expected = expected_attestation(config)
-    for rank, info in enumerate(scheduler_infos):
-        got = info.get(ATTESTATION_KEY)
-        if got != expected:
-            problem = "did not load the plugin" if got is None else f"attested {got}"
-            refuse(
-                HookError(
-                    "handshake",
-                    f"scheduler {rank} {problem}",
-                    "check SGLANG_PLUGINS and that every process uses the same environment",
-                )
-            )
+    """Exit unless every scheduler has attested our config."""
+    with exit_if_refused():
+        launch.check_attestations(scheduler_infos)
 
 
-def forward_attestation(info: dict[str, Any], controller: Any) -> dict[str, Any]:
-    """AFTER `DataParallelController.get_init_info`: forward what all schedulers attested."""
+@hook(
+    after="sglang.srt.managers.data_parallel_controller.DataParallelController.get_init_info",
+    why="carries the schedulers' attestations through the data-parallel controller",
+    remove_when="the controller forwards unknown ready fields",
+)
+def forward_attestation(info: dict[str, Any], controller: DataParallelController) -> dict[str, Any]:
+    """Forward what all schedulers attested."""
     attestations = [i.get(ATTESTATION_KEY) for i in controller._scheduler_init_infos]
-    if attestations and all(a == attestations[0] for a in attestations):
+    if attestations and all(each == attestations[0] for each in attestations):
         info[ATTESTATION_KEY] = attestations[0]
     return info
 
 
-def validate_request(tokenized: Any, manager: Any, *_args: Any, **_kwargs: Any) -> None:
-    """AFTER `TokenizerManager._create_tokenized_object`: refuse malformed per-request options.
-
-    Raises ConfigError (a ValueError), which SGLang's HTTP layer turns into status 400.
-    """
-    config = from_environment()
-    parameters = getattr(tokenized, "sampling_params", None)
-    if config is None or parameters is None or not hasattr(tokenized, "return_logprob"):
-        return
-    from vtoken_sglang.engine.compat.refuse import refuse_request
-
-    custom = parameters.custom_params
-    if custom is not None and not isinstance(custom, dict):
-        raise ConfigError("custom_params", "must be an object", custom)
-    options = RequestOptions.resolve(
-        config,
-        (custom or {}).get("vtoken"),
-        page_size=_resolved_page_size(manager.server_args),
-    )
-    _check_observed(config, options.policy, "vtoken.policy")
-    refuse_request(
-        options,
-        tokenized.return_logprob,
-        tokenized.logprob_start_len,
-        prompt_len=_prompt_len(tokenized),
-        beam_width=getattr(parameters, "beam_width", None),
-    )
-
-
-def _prompt_len(tokenized: Any) -> int | None:
-    """Tokens of the whole prompt; None where they are not known here: a turn of a session goes on
-    from tokens that only the scheduler has."""
-    if tokenized.input_ids is None or getattr(tokenized, "session_params", None) is not None:
-        return None
-    return len(tokenized.input_ids)
+@hook(
+    after="sglang.srt.managers.tokenizer_manager.TokenizerManager._create_tokenized_object",
+    why="a malformed per-request option gives HTTP 400 instead of being ignored",
+    remove_when="SGLang validates custom_params through a registry",
+)
+def validate_request(
+    tokenized: object, manager: TokenizerManager, *_args: Any, **_kwargs: Any
+) -> None:
+    """Raise ConfigError (a ValueError) for a malformed option; SGLang answers with status 400."""
+    launch.check_request(tokenized, manager)

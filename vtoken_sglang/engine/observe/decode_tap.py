@@ -159,7 +159,7 @@ def make_tap(
     if _tap is None or _tap.scores.device != rows.device:
         _tap = DecodeTap(rows, num_slots, layers, score_bytes)
         if rows.is_cuda:
-            from vtoken_sglang.kernels.triton_pack_live import warm_up
+            from vtoken_sglang.kernels.pack_live.triton import warm_up
 
             warm_up(rows, torch.int32, spans_dtype=torch.int32, positions=True)
     return _tap

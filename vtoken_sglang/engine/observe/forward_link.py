@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
 
-from vtoken_sglang.engine.attention import live_lengths as kv_lens
 from vtoken_sglang.engine.observe.lanes import ForwardObservation
 from vtoken_sglang.engine.observe.observer import Observer
-from vtoken_sglang.kernels.cpu_decode import LaneWeights
+from vtoken_sglang.kernels.cpu.decode import LaneWeights
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 
@@ -49,16 +47,9 @@ class LayerObserver:
 _observed: weakref.WeakKeyDictionary[KVLocPlan, LayerObserver] = weakref.WeakKeyDictionary()
 
 
-def install_observer(observer: Observer) -> None:
-    """Prepare every later forward of this process. Raises HookError if SGLang is not patched."""
-
-    def prepare(plan: KVLocPlan, batch: ScheduleBatch, forward_batch: ForwardBatch) -> None:
-        is_decode = forward_batch.forward_mode.is_decode()
-        forward = observer.prepare(batch, is_decode, forward_batch.req_pool_indices)
-        if forward is not None:
-            _observed[plan] = LayerObserver(observer, forward)
-
-    kv_lens.add(prepare)
+def attach(plan: KVLocPlan, observer: Observer, forward: ForwardObservation) -> None:
+    """Let the layers of the forward planned by `plan` show what they see to `observer`."""
+    _observed[plan] = LayerObserver(observer, forward)
 
 
 def layer_observer(forward_batch: ForwardBatch) -> LayerObserver | None:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from vtoken_sglang.engine.observe.queries import Share
-from vtoken_sglang.kernels.query_mass import add_query_mass
+from vtoken_sglang.kernels.attention_mass.query_mass import add_query_mass
 from vtoken_sglang.kernels.upload import upload
 
 

@@ -2,32 +2,47 @@
 
     before a forward   `prepare`      host: which lanes are watched, which of their queries count
     in each layer      `on_layer`     q and live keys -> weights, added to the lane's sum
-    at a look          `see`          a policy's view gets its request's scores
+    when it is asked   `see`          a policy's view gets its request's scores
 
 Scores live by (request, position) in a table of their own: moving or forking tokens moves no score,
-and a row that ends (finish, abort, retraction) gives its scores back. A request whose policy asks
-for nothing costs one dictionary look-up per forward, and a forward without watched lanes nothing
-in its layers.
+and a row that ends (finish, abort, retraction) gives its scores back. A forward without watched
+lanes costs nothing in its layers.
 
 All host state belongs to the scheduler thread, which also prepares forwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from vtoken_sglang.core.device_work import DeviceWork, WorkAtOnce
 from vtoken_sglang.engine.observe.decode_tap import DecodeTap, WatchedLane
 from vtoken_sglang.engine.observe.lanes import ForwardObservation, LaneObservation, make_lane
-from vtoken_sglang.engine.observe.prefix_scores import ScoreSeeds, SeedKeeper
-from vtoken_sglang.engine.observe.queries import Share, Watched, rows_needed, take_shares
-from vtoken_sglang.policy.base import Gather, Observation, Policy, PolicyView
+from vtoken_sglang.engine.observe.prefix_scores import PrefixScoreKeeper, PrefixScores
+from vtoken_sglang.engine.observe.queries import Share, rows_needed, take_shares
+from vtoken_sglang.engine.request_state import RequestState, Watched
+from vtoken_sglang.policy.base import Gather, Policy, PolicyView
+
+FIRST_SCORE_ROWS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardLane:
+    """One lane of a forward.
+
+    Fields:
+        start, end: half-open range of the positions it computes.
+        prompt_ends: the last of its prompt is among them.
+    """
+
+    state: RequestState
+    start: int
+    end: int
+    prompt_ends: bool
 
 
 class Observer:
@@ -45,13 +60,9 @@ class Observer:
         *,
         rows: torch.Tensor,
         k_buffers: list[torch.Tensor],
-        capacity: int,
         observe_layers: str,
         observe_every: int,
-        observation_of: Callable[[Any], Observation | None],
-        live_positions: Callable[[int, int], NDArray[np.int64]],
-        live_len: Callable[[int, int], int],
-        seeds_of: Callable[[Any], bool] = lambda request: False,
+        capacity: int = FIRST_SCORE_ROWS,
         work: DeviceWork | None = None,
         page_size: int = 1,
         tap: DecodeTap | None = None,
@@ -61,27 +72,18 @@ class Observer:
         Args:
             rows: the engine's req_to_token, int32 [num_rows, width].
             k_buffers: key buffer of each layer, [num_slots, kv_heads, dim].
+            observe_layers, observe_every: the options of that name.
             capacity: score rows, to begin with; a request takes one, or two for a history
                 window. Without a tap there may be more later.
-            observe_layers, observe_every: see `config_fields`.
-            observation_of: what the policy of a request (SGLang's `Req`) asks for.
-            live_positions: (row, logical length) -> its live positions, ascending. Host only.
-            live_len: how many they are, without listing them.
-            seeds_of: whether a request's scores of a cached prefix start from kept ones.
             work: where device work is started.
             page_size: tokens per page of the prefix cache.
-            key_dtype: what the keys' bytes mean, where they are stored as another type (fp8).
             tap: observes decode steps where graphs are captured; its table is the one used.
+            key_dtype: what the keys' bytes mean, where they are stored as another type (fp8).
         """
         self._rows = rows
         self._k_buffers = k_buffers
         self._key_dtype = k_buffers[0].dtype if key_dtype is None else key_dtype
         self._every = observe_every
-        self._observation_of = observation_of
-        self._live_positions = live_positions
-        self._live_len = live_len
-        self._watched: dict[int, Watched] = {}
-        self._without: set[int] = set()  # rows whose request found no free score row
         self._tap = tap
         if tap is None:
             self.scores = torch.zeros(1 + capacity, rows.shape[1], device=rows.device)
@@ -92,15 +94,18 @@ class Observer:
         self.last_layer = max(self.layers, default=-1)
         self.unwatched = self.left_out = 0
         self._first_lane = 0  # of the tap's next step: what did not fit comes first then
-        self.work: DeviceWork = WorkAtOnce() if work is None else work
-        self.seeds = SeedKeeper(ScoreSeeds(page_size), self.work)
-        self._seeds_of = seeds_of
+        self.prefix_scores = PrefixScoreKeeper(
+            PrefixScores(page_size), WorkAtOnce() if work is None else work
+        )
         self._q_heads = 0
 
     # -- a forward ------------------------------------------------------------------------------
 
     def prepare(
-        self, batch: Any, is_decode: bool, row_ids: torch.Tensor | None = None
+        self,
+        forward: Sequence[ForwardLane],
+        is_decode: bool,
+        row_ids: torch.Tensor | None = None,
     ) -> ForwardObservation | None:
         """What the next forward observes layer by layer; None if that is nothing.
 
@@ -108,55 +113,49 @@ class Observer:
         made. A decode step that the tap observes is prepared there, and None is returned.
 
         Args:
-            batch: SGLang's `ScheduleBatch`.
+            forward: its lanes, in batch order.
             row_ids: integer [bs], the device's rows of the lanes; needed with a tap.
         """
         if is_decode and self._tap is not None:
             assert row_ids is not None
-            self._prepare_tap(self._tap, batch, row_ids)
+            self._prepare_tap(self._tap, forward, row_ids)
             return None
         lanes: list[LaneObservation] = []
         offset = 0
-        for index, request in enumerate(batch.reqs):
-            end = int(request.kv.kv_committed_len)
-            start = end - 1
-            if not is_decode:
-                start = int(batch.prefix_lens[index])
-                end = start + int(batch.extend_lens[index])
-            watched = self._watch(request, start)
-            if watched is not None and (shares := self._take(watched, request, start, end)):
-                row = request.kv.req_pool_idx
-                live = self._live_positions(row, end)
+        for index, lane in enumerate(forward):
+            watched = self._watch(lane)
+            if watched is not None and (shares := self._take(watched, lane)):
                 lanes.append(
                     make_lane(
-                        self._rows[row],
-                        live,
+                        self._rows[lane.state.row],
+                        lane.state.live_positions(lane.end),
                         shares,
                         lane=index,
                         first_query=offset,
-                        start=start,
+                        start=lane.start,
                     )
                 )
-            offset += end - start
+            offset += lane.end - lane.start
         return ForwardObservation(lanes) if lanes else None
 
-    def _prepare_tap(self, tap: DecodeTap, batch: Any, row_ids: torch.Tensor) -> None:
+    def _prepare_tap(
+        self, tap: DecodeTap, forward: Sequence[ForwardLane], row_ids: torch.Tensor
+    ) -> None:
         lanes: list[WatchedLane] = []
         clear: list[int] = []
-        room, count, left_out = tap.room, len(batch.reqs), []
+        room, count, left_out = tap.room, len(forward), []
         for index in ((self._first_lane + step) % count for step in range(count)):
-            request = batch.reqs[index]
-            end = int(request.kv.kv_committed_len)
-            watched = self._watch(request, end - 1)
+            lane = forward[index]
+            watched = self._watch(lane)
             if watched is None or watched.prompt_ended:
                 continue
-            live_len = self._live_len(request.kv.req_pool_idx, end)
+            live_len = lane.state.live_len(lane.end)
             if live_len > room:
                 # Nothing of it may change: cleared or counted as seen, its zeros would pass for
                 # attention that was observed.
                 left_out.append(index)
                 continue
-            for share in self._take(watched, request, end - 1, end):
+            for share in self._take(watched, lane):
                 if share.clear:
                     clear.append(share.score_row)
                 if share.queries:
@@ -166,7 +165,7 @@ class Observer:
                             lane=index,
                             score_row=share.score_row,
                             below_uniform=share.below_uniform,
-                            span=end,
+                            span=lane.end,
                             live_len=live_len,
                         )
                     )
@@ -174,33 +173,35 @@ class Observer:
         self.left_out += len(left_out)
         tap.watch(row_ids, sorted(lanes, key=lambda watched: watched.lane), clear)
 
-    def _take(self, watched: Watched, request: Any, start: int, end: int) -> list[Share]:
-        known = len(request.origin_input_ids) + len(request.output_ids)
-        return take_shares(watched, start, end, prompt_ends=end >= known, every=self._every)
+    def _take(self, watched: Watched, lane: ForwardLane) -> list[Share]:
+        return take_shares(
+            watched, lane.start, lane.end, prompt_ends=lane.prompt_ends, every=self._every
+        )
 
-    def _watch(self, request: Any, start: int) -> Watched | None:
-        """The request's state; made when its first forward computes from position `start` on."""
-        row = request.kv.req_pool_idx
-        watched = self._watched.get(row)
-        if watched is not None or row in self._without:
-            return watched
-        observation = self._observation_of(request)
+    def _watch(self, lane: ForwardLane) -> Watched | None:
+        """The request's scores; made when its first forward computes from `lane.start` on."""
+        state = lane.state
+        if state.watched is not None or state.unobserved:
+            return state.watched
+        if state.policy is None or not self.layers:
+            return None
+        observation = state.policy.observation()
         if observation is None:
             return None
         needed = rows_needed(observation)
         if len(self._free) < needed and self._tap is None:
             self._grow()
         if len(self._free) < needed:
-            self._without.add(row)
+            state.unobserved = True
             self.unwatched += 1
             return None
         taken = tuple(self._free.pop() for _ in range(needed))
         for score_row in taken:
             self.scores[score_row].zero_()
-        watched = self._watched[row] = Watched(observation, taken)
-        if self._seeds_of(request):
-            self.seeds.begin(request, watched, start, self.scores)
-        return watched
+        state.watched = Watched(observation, taken)
+        if state.options.reuse_prefix_scores == "on":
+            self.prefix_scores.begin(state.request, state.watched, lane.start, self.scores)
+        return state.watched
 
     def _grow(self) -> None:
         """Double the table; never a tap's, whose address captured graphs hold."""
@@ -241,24 +242,23 @@ class Observer:
         if layer_id == self.last_layer:
             forward.add_to(self.scores)
 
-    # -- a look ---------------------------------------------------------------------------------
+    # -- a policy is asked ----------------------------------------------------------------------
 
-    def ready(self, row: int, policy: Policy) -> bool:
-        """Whether the policy may look: not before a prompt's end that it waits for was seen."""
-        observation = policy.observation()
+    def ready(self, state: RequestState) -> bool:
+        """Whether its policy may be asked: not before a prompt's end that it waits for was seen."""
+        observation = None if state.policy is None else state.policy.observation()
         if observation is None or observation.gather is not Gather.PROMPT_END:
             return True
-        watched = self._watched.get(row)
-        return watched is None or watched.prompt_ended
+        return state.watched is None or state.watched.prompt_ended
 
-    def see(self, row: int, policy: Policy, view: PolicyView) -> PolicyView:
+    def see(self, state: RequestState, policy: Policy, view: PolicyView) -> PolicyView:
         """The view with what the policy asked for. Nothing is read back to the host."""
         if policy.reads_keys:
-            slots = self._rows[row][view.positions].long()
+            slots = self._rows[state.row][view.positions].long()
             view = replace(view, layer_keys=lambda: self._layer_keys(slots))
         if policy.observation() is None:
             return view
-        watched = self._watched.get(row)
+        watched = state.watched
         if watched is None or not watched.observed_len:
             return replace(
                 view, attention=torch.zeros(len(view.positions), device=self._rows.device)
@@ -282,27 +282,22 @@ class Observer:
         q_heads = self._q_heads or (self._tap.q_heads if self._tap is not None else 0)
         return max(1, q_heads * len(self.layers))
 
-    def keep_seeds(self, request: Any) -> None:
-        """At the safe point of a request that decodes and was not pruned yet: keep what it gathered
+    def keep_prefix_scores(self, state: RequestState) -> None:
+        """At the safe point of a request that decodes and lost nothing yet: keep what it gathered
         on the part of its prompt that the prefix cache took."""
-        watched = self._watched.get(request.kv.req_pool_idx)
-        if watched is not None and not watched.kept and request.decode_batch_idx >= 1:
+        watched = state.watched
+        if watched is not None and not watched.kept and state.request.decode_batch_idx >= 1:
             watched.kept = True
-            self.seeds.keep(request, watched, self.scores)
-        self.seeds.settle()
+            self.prefix_scores.keep(state.request, watched, self.scores)
 
     def counters(self) -> dict[str, int]:
         """For `/server_info`."""
         return {"unwatched_requests": self.unwatched, "unobserved_queries": self.left_out}
 
-    # -- the end of a row -----------------------------------------------------------------------
-
-    def forget(self, row: int) -> None:
-        """The row went back to the pool (finish, abort or retraction)."""
-        self._without.discard(row)
-        watched = self._watched.pop(row, None)
-        if watched is not None:
-            self._free.extend(watched.score_rows)
+    def release(self, state: RequestState) -> None:
+        """The request's row went back to the pool: its score rows are free."""
+        if state.watched is not None:
+            self._free.extend(state.watched.score_rows)
 
 
 def observed_layers(which: str, count: int) -> frozenset[int]:

@@ -12,7 +12,7 @@ prefix does not outweigh what comes after it. Least recently used blocks go firs
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from vtoken_sglang.core.device_work import Arriving, DeviceWork
-from vtoken_sglang.engine.observe.queries import Watched
+from vtoken_sglang.engine.request_state import Watched
 from vtoken_sglang.policy.base import Gather
 
 MIN_BLOCK = 16
@@ -29,7 +29,7 @@ MAX_TOKENS = 1 << 20
 """Tokens whose scores are kept: 4 MiB of scores."""
 
 
-class ScoreSeeds:
+class PrefixScores:
     """Scores per block of a prefix, host memory.
 
     Fields:
@@ -89,14 +89,16 @@ class ScoreSeeds:
         self._blocks.clear()
 
 
-class SeedKeeper:
+class PrefixScoreKeeper:
     """Takes scores out of the table when a prompt is in the cache, and puts them into the row of
     a request that hits it. Scheduler thread only."""
 
-    def __init__(self, store: ScoreSeeds, work: DeviceWork) -> None:
+    def __init__(self, store: PrefixScores, work: DeviceWork) -> None:
         self.store = store
         self._work = work
-        self._arriving: list[tuple[list[bytes], int, Arriving]] = []
+        self._now = 0
+        # (pass that stores it, names, first own block, scores), in that order
+        self._arriving: deque[tuple[int, list[bytes], int, Arriving]] = deque()
 
     def begin(self, request: Any, watched: Watched, start: int, scores: torch.Tensor) -> None:
         """A request enters whose first `start` tokens were cached: add what is known of them.
@@ -110,42 +112,42 @@ class SeedKeeper:
             return
         space = repr((observation, request.extra_key, request.cache_salt))
         tokens = [*request.origin_input_ids, *request.output_ids]
-        watched.seeds = self.store.names(space, tokens, len(tokens))
+        watched.blocks = self.store.names(space, tokens, len(tokens))
         watched.first_own = -(-start // self.store.block)
-        values = self.store.get(watched.seeds[: start // self.store.block])
+        values = self.store.get(watched.blocks[: start // self.store.block])
         if not len(values):
             return
         block = (len(values) - 1) // observation.window if observation.window else 0
         if observation.gather is Gather.BELOW_UNIFORM:
             watched.block = block
         score_row = watched.score_rows[block % len(watched.score_rows)]
-        seeded = torch.from_numpy(values)
+        known = torch.from_numpy(values)
         if scores.is_cuda:
-            seeded = seeded.pin_memory()
-        scores[score_row, : len(values)] = seeded.to(scores.device, non_blocking=True)
+            known = known.pin_memory()
+        scores[score_row, : len(values)] = known.to(scores.device, non_blocking=True)
         watched.observed_len = len(values)
 
     def keep(self, request: Any, watched: Watched, scores: torch.Tensor) -> None:
         """The request's prompt has reached the tree: keep the scores of the blocks it computed."""
-        names = watched.seeds[: request.kv.cache_protected_len // self.store.block]
-        watched.seeds = []
+        names = watched.blocks[: request.kv.cache_protected_len // self.store.block]
+        watched.blocks = []
         if request.skip_radix_cache_insert or watched.first_own >= len(names):
             return
         start, end = (count * self.store.block for count in (watched.first_own, len(names)))
         rows = watched.score_rows
         found = self._work.start(lambda: sum_rows(scores, rows, start, end))
-        self._arriving.append((names, watched.first_own, found))
-        self.settle()
+        self._arriving.append((self._now + self._work.lag, names, watched.first_own, found))
+        self._store_due()
 
-    def settle(self) -> None:
-        """Store what has arrived on the host."""
-        waiting = []
-        for names, first, found in self._arriving:
-            if found.ready():
-                self.store.put(names, first, found.take())
-            else:
-                waiting.append((names, first, found))
-        self._arriving = waiting
+    def next_pass(self) -> None:
+        """An eviction pass begins: store what is due."""
+        self._now += 1
+        self._store_due()
+
+    def _store_due(self) -> None:
+        while self._arriving and self._arriving[0][0] <= self._now:
+            _, names, first, found = self._arriving.popleft()
+            self.store.put(names, first, found.take())
 
     def clear(self) -> None:
         """The tree was flushed: nothing is known of any prefix."""

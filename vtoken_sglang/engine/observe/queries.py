@@ -8,34 +8,10 @@ chunk's business by definition).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from vtoken_sglang.engine.request_state import Watched
 from vtoken_sglang.policy.base import Gather, Observation
-
-
-@dataclass(slots=True)
-class Watched:
-    """One request whose attention is gathered.
-
-    Fields:
-        observation: what its policy asks for.
-        score_rows: rows of the score table, 1 or more each.
-        observed_len: no observed query saw positions from here on.
-        block: newest block of the history window that has a row; -1 before the first.
-        prompt_ended: the queries at the end of the prompt were seen.
-        seeds: names of its prompt's blocks, for `observation_seeds`; empty for none.
-        first_own: first block whose queries this request computed itself.
-        kept: its scores were kept for others, or never will be.
-    """
-
-    observation: Observation
-    score_rows: tuple[int, ...]
-    observed_len: int = 0
-    block: int = -1
-    prompt_ended: bool = False
-    seeds: list[bytes] = field(default_factory=list)
-    first_own: int = 0
-    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,15 +6,11 @@ import hashlib
 
 from vtoken_sglang import __version__
 from vtoken_sglang.options import VTokenConfig
-from vtoken_sglang.patching import series_hash
 
 ATTESTATION_KEY = "vtoken"
 
 
 def expected_attestation(config: VTokenConfig) -> dict[str, str]:
-    """The attestation of a scheduler that runs this version with this config and these patches."""
-    return {
-        "version": __version__,
-        "config": hashlib.sha256(config.to_json().encode()).hexdigest(),
-        "patches": series_hash(),
-    }
+    """The attestation of a scheduler that runs this version with this config."""
+    digest = hashlib.sha256(config.to_json().encode()).hexdigest()
+    return {"version": __version__, "config": digest}

@@ -1,17 +1,21 @@
-"""State and checks of the installed SGLang in this process: patches, upstream files, refusal."""
+"""State and checks of the installed SGLang in this process: version, upstream files, refusal."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib.metadata
+import importlib.util
 import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
-from vtoken_sglang import SUPPORTED_SGLANG_VERSION, patching
-from vtoken_sglang.engine.plugin.hook import Hook, verify_source
-from vtoken_sglang.engine.plugin.upstream import UPSTREAM_SHA256
+from vtoken_sglang import SUPPORTED_SGLANG_VERSION
+from vtoken_sglang.engine.plugin.upstream import PATCHED_SHA256, UPSTREAM_SHA256
 from vtoken_sglang.errors import HookError, VTokenError
 
 LAUNCHER = "MainProcess"  # multiprocessing's name for the process that nothing of it started
@@ -30,6 +34,12 @@ def is_verified() -> bool:
     return _verified
 
 
+def require_verified() -> None:
+    """Raise HookError unless every hook registered in this process was found in place."""
+    if not _verified:
+        raise HookError("plugin", "the hooks of this process were never verified")
+
+
 def refuse(error: VTokenError) -> NoReturn:
     """Print one line and exit. Not an `Exception`, so SGLang cannot swallow it.
 
@@ -42,6 +52,15 @@ def refuse(error: VTokenError) -> NoReturn:
     if parent is not None and parent.pid and parent.name != LAUNCHER:
         os.kill(parent.pid, signal.SIGQUIT)
     raise SystemExit(2)
+
+
+@contextlib.contextmanager
+def exit_if_refused() -> Iterator[None]:
+    """Turn an error of ours inside the block into process exit; see `refuse`."""
+    try:
+        yield
+    except VTokenError as error:
+        refuse(error)
 
 
 def installed_version() -> str | None:
@@ -64,13 +83,30 @@ def require_version() -> None:
         )
 
 
-def verify_installation(hooks: tuple[Hook, ...]) -> None:
-    """Check patches and upstream files on disk: those that hooks attach to, and those whose classes
-    are extended. Raises HookError naming what is missing or changed."""
-    root = patching.package_root()
-    patching.check(root)
-    patched = frozenset(patching.touched_files())
-    names = dict.fromkeys(UPSTREAM_SHA256, "upstream")
-    names.update((hook.source, hook.name) for hook in reversed(hooks))  # a file by its first hook
-    for source, name in names.items():
-        verify_source(name, source, root, patched)
+def package_root() -> Path:
+    """The folder of the `sglang` package that this process imports; nothing of it is imported."""
+    found = importlib.util.find_spec("sglang")
+    assert found is not None, "the version was checked before"
+    return Path(str(found.origin)).parent
+
+
+def verify_installation() -> None:
+    """Raise HookError unless every file that hooks attach to, or whose classes are extended, is as
+    released, or as the series of `patches/` leaves it."""
+    root = package_root()
+    for source in UPSTREAM_SHA256:
+        verify_source(source, root)
+
+
+def verify_source(source: str, root: Path) -> None:
+    """Raise HookError unless the file `source` below `root` is one of those written against."""
+    known = [files[source] for files in (UPSTREAM_SHA256, PATCHED_SHA256) if source in files]
+    path = root / source
+    got = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "no file"
+    if got not in known:
+        raise HookError(
+            "upstream",
+            f"sglang/{source} differs from the supported release "
+            f"(sha256 {got[:12]}, expected {known[0][:12]})",
+            "reinstall the supported sglang, or remove the local change",
+        )

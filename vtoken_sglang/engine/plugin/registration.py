@@ -14,13 +14,7 @@ import sys
 
 from vtoken_sglang import SUPPORTED_SGLANG_VERSION
 from vtoken_sglang.engine.plugin import installation
-from vtoken_sglang.engine.plugin.hook import (
-    LAUNCHER_HOOKS,
-    SCHEDULER_HOOKS,
-    Hook,
-    register,
-    verify_landed,
-)
+from vtoken_sglang.engine.plugin.hook import Hook, hooks_of, register, verify_landed
 from vtoken_sglang.engine.plugin.installation import (
     installed_version,
     refuse,
@@ -29,6 +23,9 @@ from vtoken_sglang.engine.plugin.installation import (
 )
 from vtoken_sglang.errors import HookError, VTokenError
 from vtoken_sglang.options import ENVIRONMENT_VARIABLE, from_environment
+
+LAUNCHER_HOOKS = ("launcher",)  # modules of `vtoken_sglang.engine.hooks`
+SCHEDULER_HOOKS = ("scheduler", "admission", "forward")
 
 _registered: list[Hook] = []
 
@@ -43,12 +40,12 @@ def load() -> None:
             return  # stock
         require_version()
         config = from_environment()
-        hooks = LAUNCHER_HOOKS + (SCHEDULER_HOOKS if config is not None else ())
         if config is not None:
-            verify_installation(hooks)
-        for hook in hooks:
-            register(hook)
-        _registered.extend(hooks)
+            verify_installation()
+        for module in LAUNCHER_HOOKS + (SCHEDULER_HOOKS if config is not None else ()):
+            for hook in hooks_of(module):
+                register(hook)
+                _registered.append(hook)
         _verify_after_apply()
         if config is not None:
             from vtoken_sglang.engine.attention.backends import install_backends

@@ -1,6 +1,6 @@
 """sha256 of the SGLang 0.5.23 files that hooks attach to, or whose classes and functions are
-extended or called where their inner workings matter (as in the released wheel). Files that a patch
-changes are in `patches/` instead."""
+extended or called where their inner workings matter: as in the released wheel, and as the series of
+`patches/` leaves those that it changes."""
 
 # ruff: noqa: E501
 
@@ -29,4 +29,16 @@ UPSTREAM_SHA256: dict[str, str] = {
     "srt/layers/attention/flashinfer_backend.py": "24caf1c0acd05835de9bbb8d95b027f2b09dccffc5701680c5ae11a48f5f8da6",
     "srt/layers/attention/triton_backend.py": "2e095cfafcd30ad0e720fd1ecd70c92f1a83f47a86a28da0ab739ab5717100aa",
     "srt/layers/radix_attention.py": "7d04b60884d94c03cd43aeb04af3e9a57b6a068faf7378311d4ecc960260ac69",
+    "srt/managers/tp_worker.py": "1e4b9d76c83e640a5d9a774a13e7a546df4537f89511f2ab74410a0ec86c43dd",
+    "srt/managers/schedule_batch.py": "0e66c8af3cd653e7db646f31c02219587afc6c617311b72c4e286307b97e68a7",
+    "srt/managers/scheduler_components/pool_stats_observer.py": "589867e574c3ff98212b4e9a966edcca7bc86054da866f0c2012040d60bd41e7",
+    "srt/mem_cache/kv_loc_plan.py": "2afcf4d67e2265f3726c3ce4c26f7ed4c1188272712e1872cf9cf14d97aa876a",
+    "srt/model_executor/forward_batch_info.py": "9a7df5e3994b50ad519efc09c532bba4f8a6f26c36f764de64811d32b05f9744",
+}
+
+PATCHED_SHA256: dict[str, str] = {
+    "srt/managers/scheduler.py": "f90f78b34628aca7b612664395c7c8835e9232f7d401601891ef2858d5858c10",
+    "srt/managers/scheduler_components/pool_stats_observer.py": "8db82ef022cf7987403177fa843be664e9f053f00eadc1dabc5feddd0dd26132",
+    "srt/mem_cache/kv_loc_plan.py": "bd48bdf30a8ae74bda26213bc50a996ba52860988f32057d95e278d19372d7ac",
+    "srt/model_executor/forward_batch_info.py": "cab27f8fe37aa711ab23e5e593d0a53244a823eae3401868fc8c1957b36b046b",
 }

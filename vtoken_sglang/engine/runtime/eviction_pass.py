@@ -1,52 +1,47 @@
-"""Who dies at a look: counted on the host, named where the scores are.
+"""The eviction pass of a safe point: which requests' policies are asked, and what they evict.
 
-The number of evicted follows from lengths the host knows, so host and device lengths agree whatever
-the scores say. Policies that look at positions alone are asked on the host. For the others, on
-CUDA, the choice is enqueued behind the last forward and its names come back without waiting; a
-later safe point finds them (`arrived`). Until then the row is not looked at again, and nothing
-else may eviction in it, so the names are still alive and still below the open page when they come.
+How many tokens a request loses follows from lengths the host knows, so host and device lengths
+agree whatever the scores say. Policies that look at positions alone are asked on the host. For the
+others, on CUDA, the selection is enqueued behind the last forward and its positions are taken a
+fixed number of passes later. Until then the request is not asked again and nothing else may be
+evicted from it, so the positions are still alive and below the open page when they are taken.
+
+The pass changes nothing but what `RequestState` says of it; the runtime evicts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from vtoken_sglang.core.device_work import Arriving, DeviceWork, WorkAtOnce
+from vtoken_sglang.core.device_work import DeviceWork, WorkAtOnce
+from vtoken_sglang.core.types import Int64Array
 from vtoken_sglang.engine.observe.observer import Observer
+from vtoken_sglang.engine.request_state import PendingSelection, RequestState
+from vtoken_sglang.engine.runtime.ranks import Ranks
 from vtoken_sglang.options import RequestOptions
-from vtoken_sglang.policy.base import Policy, PolicyError
+from vtoken_sglang.policy.base import Policy, PolicyError, PolicyView
 from vtoken_sglang.policy.eviction import (
     EvictionPlan,
     check_selected,
     due,
+    lowest,
     plan_eviction,
-    select_on_device,
+    score_tokens,
 )
-from vtoken_sglang.policy.registry import load_policy
-
-
-class Looked(Protocol):
-    """Of a request's state: what holds for it, its length at the last look, whether that failed."""
-
-    options: RequestOptions
-    last_len: int
-    failed: bool
 
 
 class Ahead(Enum):
-    """How far ahead of its interval a request may be looked at.
+    """How far ahead of its interval a policy may be asked.
 
     NEVER: not at all.
-    USEFULLY: when a page, and a quarter of the interval, came since the last look. With a pool that
-        stays full this is asked in every step, and a look that frees no page only costs.
-    ALWAYS: when a token came: SGLang would take requests back next.
+    USEFULLY: when a page, and a quarter of the interval, came since it was asked last. With a pool
+        that stays full this comes up in every step, and an eviction that frees no page only costs.
+    ALWAYS: when a token came: SGLang would retract requests next.
     """
 
     NEVER = "never"
@@ -54,26 +49,46 @@ class Ahead(Enum):
     ALWAYS = "always"
 
     def due(self, options: RequestOptions, new: int, page_size: int) -> bool:
-        """Whether to look after `new` tokens since the last look."""
+        """Whether to ask after `new` tokens."""
         if self is Ahead.NEVER or not options.prunes:
             return False
-        least = 1 if self is Ahead.ALWAYS else max(page_size, options.interval // 4)
-        return new >= least
+        return new >= (1 if self is Ahead.ALWAYS else max(page_size, options.interval // 4))
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A request's part in a pass.
+
+    Fields:
+        asked: its policy was asked in this pass. first: for the first time.
+        early: ahead of its interval.
+        evicted: int64, ascending; None while nothing has come.
+        error: its policy failed: the request is to be ended, and is not asked again.
+    """
+
+    state: RequestState
+    asked: bool = False
+    first: bool = False
+    early: bool = False
+    evicted: Int64Array | None = None
+    error: PolicyError | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class Asked:
+    """A policy that is to select: how many tokens, and of which."""
+
+    outcome: Outcome
     policy: Policy
-    record: object
-    found: Arriving
+    plan: EvictionPlan
 
 
 class EvictionPass:
-    """EvictionPass of one scheduler's requests, by row.
+    """Eviction passes of one scheduler.
 
     Args:
-        end: (request, error) -> ends the request; called once for one whose policy failed. None:
-            the error is raised.
+        work: where selections that read keys or attention are enqueued.
+        device: of the model. ranks: whose scores are averaged before anything is selected.
     """
 
     def __init__(
@@ -81,127 +96,132 @@ class EvictionPass:
         observer: Observer,
         work: DeviceWork,
         device: torch.device,
-        end: Callable[[Any, PolicyError], None] | None = None,
-        page_size: int = 1,
+        page_size: int,
+        ranks: Ranks | None = None,
     ) -> None:
-        self._observer = observer
-        self._work = work
-        self._device = device
-        self._pending: dict[int, _Pending] = {}
-        self._end, self._page_size = end, page_size
-        self.failed = 0  # requests that a policy's error ended
+        self._observer, self._work = observer, work
+        self._device, self._page_size = device, page_size
+        self._ranks = Ranks() if ranks is None else ranks
+        self._now = 0
 
-    def take_turn(
-        self,
-        request: Any,
-        state: Looked,
-        sealed_len: int,
-        live_positions: Callable[[Any, Any], NDArray[np.int64]],
-        ahead: Ahead = Ahead.NEVER,
-    ) -> tuple[bool, NDArray[np.int64] | None]:
-        """A request's part of a safe point: `begin`, unless a look is on its way, and `arrived`.
-
-        A policy that fails, which may be anybody's, ends the request that asked for it with its
-        error; the others go on. It is not looked at again.
-        """
-        if state.failed:
-            return False, None
-        kv = request.kv
-        try:
-            looked = not self.waiting(kv.req_pool_idx) and self.begin(
-                request, state, sealed_len, live_positions, ahead
-            )
-            return looked, self.arrived(kv.req_pool_idx, kv)
-        except PolicyError as error:
-            if self._end is None:
-                raise
-            state.failed = True
-            self.failed += 1
-            self._end(request, error)
-            return False, None
-
-    def begin(
-        self,
-        request: Any,
-        state: Looked,
-        sealed_len: int,
-        live_positions: Callable[[Any, Any], NDArray[np.int64]],
-        ahead: Ahead = Ahead.NEVER,
-    ) -> bool:
-        """EvictionPlan for evicted of a request (SGLang's `Req`) if it is time to; whether it was.
+    def run(
+        self, candidates: Iterable[tuple[RequestState, int]], ahead: Ahead, *, settle: bool = False
+    ) -> list[Outcome]:
+        """Ask every candidate's policy that is due by now or `ahead`, and take what is due.
 
         Args:
-            state: its options, and when it was last looked at (changed here).
-            sealed_len: positions from here on may not die.
-            live_positions: (state, record) -> positions that count as alive, ascending.
-            ahead: whether to wait for the interval.
-
-        Raises:
-            PolicyError: the policy raised an error, or its scores have a wrong shape or dtype.
+            candidates: (request, length): positions from that length on must stay.
+            settle: take everything that is on its way, whenever it is due, and wait for it.
         """
-        kv = request.kv
-        self._observer.keep_seeds(request)
-        early = ahead.due(state.options, kv.kv_committed_len - state.last_len, self._page_size)
-        if not early and not due(state.options, state.last_len, kv.kv_committed_len):
-            return False
-        policy = load_policy(state.options.policy)
-        if not self._observer.ready(kv.req_pool_idx, policy):
-            return False
-        state.last_len = kv.kv_committed_len
-        look = plan_eviction(
-            live_positions(state, kv),
-            logical_len=kv.kv_committed_len,
-            options=state.options,
+        self._now += 1
+        outcomes: list[Outcome] = []
+        asked: list[Asked] = []
+        for state, sealed_len in candidates:
+            outcome = Outcome(state)
+            outcomes.append(outcome)
+            if state.failed or state.policy is None:
+                continue
+            self._observer.keep_prefix_scores(state)
+            if state.selection is None:
+                plan = self._plan(outcome, sealed_len, ahead)
+                if plan is not None:
+                    asked.append(Asked(outcome, state.policy, plan))
+        self.select(asked)
+        for outcome in outcomes:
+            self.take(outcome, settle)
+        return outcomes
+
+    def _plan(self, outcome: Outcome, sealed_len: int, ahead: Ahead) -> EvictionPlan | None:
+        """How many tokens go, and of which; None if it is not time to ask, or none go."""
+        state, options = outcome.state, outcome.state.options
+        length = state.record.kv_committed_len
+        on_time = due(options, state.evicted_at, length)
+        if not on_time and not ahead.due(options, length - state.evicted_at, self._page_size):
+            return None
+        if not self._observer.ready(state):
+            return None
+        outcome.asked, outcome.early, outcome.first = True, not on_time, state.evicted_at == 0
+        state.evicted_at = length
+        return plan_eviction(
+            state.counted_positions(length),
+            logical_len=length,
+            options=options,
             eligible_below=sealed_len,
         )
-        if look is not None:
-            self.start(kv.req_pool_idx, kv, policy, look)
-        return True
 
-    def start(self, row: int, record: object, policy: Policy, look: EvictionPlan) -> None:
-        """Decide the evicted of a look; `arrived` gives them, at once off CUDA.
+    def select(self, asked: Sequence[Asked]) -> None:
+        """Start the selections, those that look at keys or attention as one piece of work."""
+        by_position: list[Asked] = []
+        by_model: list[Asked] = []
+        for one in asked:
+            reads = one.policy.reads_keys or one.policy.observation() is not None
+            (by_model if reads else by_position).append(one)
+        if by_position:
+            self._start(by_position, WorkAtOnce(), lambda one: one.plan.view())
+        if by_model:
+            self._start(by_model, self._work, self._view, self._ranks)
 
-        `record`: identity of the request, compared with `is`.
+    def _view(self, one: Asked) -> PolicyView:
+        view = one.plan.view(self._device)
+        return self._observer.see(one.outcome.state, one.policy, view)
 
-        Raises:
-            PolicyError: see `begin`.
-        """
-        assert row not in self._pending, f"row {row} was looked at twice"
-        needs_device = policy.reads_keys or policy.observation() is not None
+    def _start(
+        self,
+        asked: Sequence[Asked],
+        work: DeviceWork,
+        view: Callable[[Asked], PolicyView],
+        ranks: Ranks | None = None,
+    ) -> None:
+        def select() -> torch.Tensor:
+            scores = [_scores(one, view(one)) for one in asked]
+            if ranks is not None and ranks.count > 1:
+                sizes = [len(part) for part in scores]
+                scores = list(torch.split(ranks.mean(torch.cat(scores)), sizes))
+            plans = (one.plan for one in asked)
+            return torch.cat([lowest(*pair) for pair in zip(scores, plans, strict=True)])
 
-        def choose() -> torch.Tensor:
-            view = look.view(self._device if needs_device else None)
-            if needs_device:
-                view = self._observer.see(row, policy, view)
-            return select_on_device(policy, view, look)
+        found, start = work.start(select), 0
+        for one in asked:
+            end = start + 1 + one.plan.count
+            one.outcome.state.selection = PendingSelection(
+                one.policy, found, start, end, due=self._now + work.lag
+            )
+            start = end
 
-        work = self._work if needs_device else WorkAtOnce()
-        self._pending[row] = _Pending(policy, record, work.start(choose))
+    def take(self, outcome: Outcome, settle: bool) -> None:
+        """Take what the request's policy selected, once it is due. A policy that fails, which may
+        be anybody's, ends the request that asked for it with its error; the others go on."""
+        state = outcome.state
+        pending = state.selection
+        if pending is None or not (settle or self._now >= pending.due):
+            return
+        state.selection = None
+        try:
+            if outcome.error is not None:
+                raise outcome.error
+            part = pending.found.take()[pending.start : pending.end]
+            outcome.evicted = check_selected(pending.policy, part)
+        except PolicyError as error:
+            state.failed = True
+            outcome.asked, outcome.error = False, error
 
-    def waiting(self, row: int) -> bool:
-        """Whether a look of this row is on its way."""
-        return row in self._pending
 
-    def arrived(self, row: int, record: object) -> NDArray[np.int64] | None:
-        """Evicted tokens of the row's look, ascending, once; None if none has come. A look of
-        another request that had the row before is dropped.
+def _scores(one: Asked, view: PolicyView) -> torch.Tensor:
+    """The policy's scores. One that fails scores NaN: on every rank then, as ranks are averaged."""
+    try:
+        return score_tokens(one.policy, view, one.plan)
+    except PolicyError as error:
+        one.outcome.error = error
+        return torch.full((len(one.plan.positions),), torch.nan, device=view.positions.device)
 
-        Raises:
-            PolicyError: a score was not finite.
-        """
-        pending = self._pending.get(row)
-        if pending is None or not pending.found.ready():
-            return None
-        del self._pending[row]
-        if pending.record is not record:
-            return None
-        return check_selected(pending.policy, pending.found.take())
 
-    def wait(self) -> None:
-        """Block until every look has ended: the pool is short, and nothing else can be done."""
-        for pending in self._pending.values():
-            pending.found.wait()
+def skip_tree_owned(state: RequestState, evicted: Int64Array) -> Int64Array:
+    """Strategy `skip`: decided as under every other, but tree-owned pages are left as they are.
 
-    def forget(self, row: int) -> None:
-        """The row went back to the pool."""
-        self._pending.pop(row, None)
+    Returns the private ones of `evicted`; the others count as evicted for the policy alone.
+    """
+    if state.options.shared != "skip":
+        return evicted
+    shared = evicted < state.record.cache_protected_len
+    state.skipped = np.concatenate([state.skipped, evicted[shared]])
+    return evicted[~shared]

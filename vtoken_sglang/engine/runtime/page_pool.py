@@ -27,6 +27,7 @@ class AllocatorPagePool:
         self._allocator = allocator
         self._tree = tree
         self.page_size: int = allocator.page_size
+        self.total_pages: int = allocator.size // allocator.page_size
 
     def free_pages(self) -> int:
         """Pages that `allocate` can hand out now, evictable ones of the radix tree included."""

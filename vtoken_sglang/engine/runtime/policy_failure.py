@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vtoken_sglang.policy.base import PolicyError
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.managers.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
 
-def ending(scheduler: Any) -> Callable[[Any, PolicyError], None]:
-    """(request, error) -> aborts a request that holds a row, at the safe point, with status 500 and
-    the error's text.
+def end_request(scheduler: Scheduler, request: Req, error: PolicyError) -> None:
+    """Abort a request that holds a row, at the safe point, with status 500 and the error's text.
 
     A running one ends as SGLang ends those that a client aborts, with the output of the step in
     flight. The chunked one would first be computed to its end, and unpruned it may not fit: SGLang
@@ -22,14 +24,10 @@ def ending(scheduler: Any) -> Callable[[Any, PolicyError], None]:
     """
     from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
-    def end(request: Any, error: PolicyError) -> None:
-        logger.error("request %s was ended: %s", request.rid, error, exc_info=error)
-        status = HTTPStatus.INTERNAL_SERVER_ERROR
-        reason = FINISH_ABORT(str(error), status, type(error).__name__)
-        if request is scheduler.chunked_req:
-            request.discard_output_reason = reason
-            scheduler._pending_chunked_abort_req = request
-        else:
-            request.to_finish = reason
-
-    return end
+    logger.error("request %s was ended: %s", request.rid, error, exc_info=error)
+    reason = FINISH_ABORT(str(error), HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__)
+    if request is scheduler.chunked_req:
+        request.discard_output_reason = reason
+        scheduler._pending_chunked_abort_req = request
+    else:
+        request.to_finish = reason

@@ -1,12 +1,14 @@
-"""Options of SGLang's requests, resolved once per kind of request."""
+"""Options of SGLang's requests, resolved once per request."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from vtoken_sglang.options import RequestOptions, VTokenConfig
 
-MAX_KINDS: Final = 1024
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
 
 
 class OptionsOf:
@@ -14,14 +16,11 @@ class OptionsOf:
 
     def __init__(self, config: VTokenConfig) -> None:
         self._config = config
-        self._known: dict[str, RequestOptions] = {}
+        self._known: WeakKeyDictionary[Req, RequestOptions] = WeakKeyDictionary()
 
-    def __call__(self, request: Any) -> RequestOptions:
-        raw = (request.sampling_params.custom_params or {}).get("vtoken")
-        kind = repr(raw)
-        found = self._known.get(kind)
+    def __call__(self, request: Req) -> RequestOptions:
+        found = self._known.get(request)
         if found is None:
-            if len(self._known) >= MAX_KINDS:
-                self._known.clear()
-            found = self._known[kind] = RequestOptions.resolve(self._config, raw)
+            raw = (request.sampling_params.custom_params or {}).get("vtoken")
+            found = self._known[request] = RequestOptions.resolve(self._config, raw)
         return found

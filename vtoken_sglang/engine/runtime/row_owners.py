@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
+
+from vtoken_sglang.engine.request_state import RequestState
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.managers.scheduler import Scheduler
 
 
-def row_owners(scheduler: Any, *batches: Any) -> list[Any]:
+def row_owners(scheduler: Scheduler, *batches: ScheduleBatch | None) -> list[Req]:
     """The distinct requests that hold a row, the chunked one included.
 
     After a decode SGLang's running and last batch are the same object.
     """
-    seen: dict[int, Any] = {}
+    seen: dict[int, Req] = {}
     chunked = scheduler.chunked_req
     for batch in batches:
         for request in batch.reqs if batch is not None else ():
@@ -21,7 +27,9 @@ def row_owners(scheduler: Any, *batches: Any) -> list[Any]:
     return [request for request in seen.values() if request.kv.holds_kv]
 
 
-def prunable(owners: Iterable[Any], chunked: Any, page_size: int) -> Iterator[tuple[Any, int]]:
+def prunable(
+    states: Iterable[RequestState], chunked: Req | None, page_size: int
+) -> Iterator[tuple[RequestState, int]]:
     """Yield (request, sealed length): positions below it are written, sealed and not needed by
     SGLang to find the next slot.
 
@@ -30,10 +38,11 @@ def prunable(owners: Iterable[Any], chunked: Any, page_size: int) -> Iterator[tu
     lies before the chunk in flight counts, and only if the prompt is not published: a published
     prompt is pruned after its last chunk has reached the tree.
     """
-    for request in owners:
+    for state in states:
+        request = state.request
         if request.finished():
             continue
-        if request is chunked:
+        if chunked is not None and request is chunked:
             # After a retraction, too, what was pruned once stays out of the tree.
             if not request.skip_radix_cache_insert:
                 continue
@@ -44,4 +53,4 @@ def prunable(owners: Iterable[Any], chunked: Any, page_size: int) -> Iterator[tu
             last = request.kv.kv_committed_len - 1
         else:
             continue
-        yield request, max(last, 0) // page_size * page_size
+        yield state, max(last, 0) // page_size * page_size

@@ -1,309 +1,323 @@
 """What the scheduler process keeps for token virtualization, and what it does at the safe point.
 
-One `Runtime` per scheduler. It owns the policy state of each running request and drives the
-`core.reclaimer.Reclaimer`; SGLang's rows, allocator and tree stay the only truth about who owns
-which slot. Every method runs in the scheduler thread.
+One `Runtime` per scheduler. It keeps one `RequestState` per row and drives the stages; SGLang's
+rows, allocator and tree stay the only truth about who owns which slot. Every method runs in the
+scheduler thread.
 
 Order at the safe point (entry of `get_next_batch_to_run`, no forward being prepared):
-tables catch up with tokens SGLang appended -> due requests are pruned (all of them when the pool is
-short) -> the reclaimer commits finished copies, frees empty pages and submits new repacks -> net
-page counts go to SGLang's records.
+
+    tables catch up with tokens SGLang appended
+    eviction pass     policies that are due are asked (ahead of time when the pool is short)
+    evict             their tokens are marked: rows, counts and ledger together
+    sharing           prefixes that the tree owns are forked where that pays
+    reclaim           finished copies are committed, empty pages freed, new repacks submitted
+    locks             of the prefixes that committed forks have left are given up
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from vtoken_sglang.core.device_work import make_device_work
-from vtoken_sglang.core.footprint import page_ceil
+from vtoken_sglang.core.copies import COPY_TIMEOUT
 from vtoken_sglang.core.reclaimer import Reclaimer
-from vtoken_sglang.core.settings import ReclaimSettings
+from vtoken_sglang.core.rows import RequestRows
 from vtoken_sglang.core.token_table import TokenTable
-from vtoken_sglang.core.types import Generation, Row
-from vtoken_sglang.engine.admission.demand import Capacity
-from vtoken_sglang.engine.admission.limits import Lengths
-from vtoken_sglang.engine.admission.shortage import Relief
-from vtoken_sglang.engine.attention.backends import install_live_lengths
+from vtoken_sglang.core.types import Generation, Int64Array, ReclaimSettings, Row, StepReport
+from vtoken_sglang.engine.admission.demand import Demand
+from vtoken_sglang.engine.admission.limits import LengthLimits
+from vtoken_sglang.engine.admission.shortage import ShortageRelief
 from vtoken_sglang.engine.observe.decode_tap import current_tap
 from vtoken_sglang.engine.observe.observer import Observer
-from vtoken_sglang.engine.observe.setup import make_observer
-from vtoken_sglang.engine.runtime.accounting import PrunedRequest, account, footprint
-from vtoken_sglang.engine.runtime.copiers import make_copy_engine
-from vtoken_sglang.engine.runtime.eviction_pass import Ahead, EvictionPass
+from vtoken_sglang.engine.request_state import RequestState
+from vtoken_sglang.engine.runtime.accounting import footprint, private_tokens
+from vtoken_sglang.engine.runtime.copiers import make_copy_engine, make_device_work, note_forward
+from vtoken_sglang.engine.runtime.eviction_pass import (
+    Ahead,
+    EvictionPass,
+    Outcome,
+    skip_tree_owned,
+)
+from vtoken_sglang.engine.runtime.health import Health
 from vtoken_sglang.engine.runtime.page_pool import AllocatorPagePool
-from vtoken_sglang.engine.runtime.policy_failure import ending
+from vtoken_sglang.engine.runtime.policy_failure import end_request
+from vtoken_sglang.engine.runtime.ranks import Ranks
 from vtoken_sglang.engine.runtime.request_options import OptionsOf
 from vtoken_sglang.engine.runtime.row_owners import prunable, row_owners
 from vtoken_sglang.engine.sharing.forks import PrefixForks
 from vtoken_sglang.engine.statistics import Statistics
 from vtoken_sglang.errors import InvariantError
 from vtoken_sglang.options import VTokenConfig
-from vtoken_sglang.policy.eviction import due
+from vtoken_sglang.policy.registry import load_policy
 
-# Seconds after which a copy that does not finish is an error.
-COPY_TIMEOUT = 30.0
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req, ReqKvInfo, ScheduleBatch
+    from sglang.srt.managers.scheduler import Scheduler
 
 
 class Runtime:
-    """Token virtualization of one scheduler."""
+    """Token virtualization of one scheduler.
 
-    def __init__(self, scheduler: Any, config: VTokenConfig) -> None:
+    Fields:
+        states: one per row in use, by row.
+        observer, demand, limits, relief, health, statistics: the stages that hooks ask.
+    """
+
+    def __init__(self, scheduler: Scheduler, config: VTokenConfig) -> None:
         self._scheduler = scheduler
         self._config = config
         self._rows = scheduler.req_to_token_pool
-        self._allocator = scheduler.token_to_kv_pool_allocator
-        self._page_size: int = self._allocator.page_size
-        self._pool = AllocatorPagePool(self._allocator, scheduler.tree_cache)
-        pool = self._allocator.get_kvcache()
-        copier = make_copy_engine(scheduler, config)
-        self._reclaimer = Reclaimer(
-            rows=self._rows.req_to_token,
+        allocator = scheduler.token_to_kv_pool_allocator
+        self._page_size: int = allocator.page_size
+        self._pool = AllocatorPagePool(allocator, scheduler.tree_cache)
+        self.states: dict[int, RequestState] = {}
+        self._options_of = OptionsOf(config)
+        self.ranks = Ranks.of(scheduler)
+        pool = allocator.get_kvcache()
+        self._copier = make_copy_engine(scheduler, config)
+        self.reclaimer = Reclaimer(
+            rows=RequestRows(self._rows.req_to_token),
             buffers=[*pool.k_buffer, *pool.v_buffer],
             pool=self._pool,
-            copier=copier,
+            copier=self._copier,
             settings=ReclaimSettings(
                 threshold=config.repack_threshold, reclaim=config.reclaims, check=config.check
             ),
             identity=self._identity,
-            on_fork=lambda row, length: self._forks.move_lock(row, length),
         )
-        self._forks = PrefixForks(scheduler, self._reclaimer)
-        device = torch.device(self._allocator.device)
-        if device.type == "cuda":
-            is_dense = self._reclaimer.is_dense if config.page_mode == "dense" else None
-            install_live_lengths(lambda row: int(self._reclaimer.evicted_counts[row]), is_dense)
-        self._requests: dict[int, PrunedRequest] = {}  # by row; dropped with the row
-        self.observer: Observer = make_observer(
-            self._rows.req_to_token,
-            pool,
-            config,
-            options_of=lambda request: self._options_of(request).options,
-            table_of=self._table_of,
-            work=make_device_work(scheduler, copier),
+        self.forks = PrefixForks(scheduler, self.reclaimer)
+        work = make_device_work(scheduler, self._copier)
+        self.observer = Observer(
+            rows=self._rows.req_to_token,
+            k_buffers=list(pool.k_buffer),
+            key_dtype=getattr(pool, "dtype", None),
+            observe_layers=config.observe_layers,
+            observe_every=config.observe_every,
+            work=work,
             page_size=self._page_size,
             tap=current_tap(),
         )
-        end = ending(scheduler)
-        self._looks = EvictionPass(self.observer, self.observer.work, device, end, self._page_size)
-        self._idle_checked = False
-        self.statistics = Statistics()
-        if config.trace is not None:
-            self.statistics.trace = open(config.trace, "a", encoding="utf-8")  # noqa: SIM115
-        self._resolve = OptionsOf(config)
-        self.capacity = Capacity(
-            scheduler, config, self._resolve, self._tables, self._forks.waiting
+        device = torch.device(allocator.device)
+        self._evictions = EvictionPass(self.observer, work, device, self._page_size, self.ranks)
+        self.statistics = Statistics.with_trace(self.ranks.trace_path(config.trace))
+        self.demand = Demand(scheduler, config, self._options_of, self._tables, self._fork_wanted)
+        self.limits = LengthLimits(scheduler, self.demand)
+        self.relief = ShortageRelief(
+            scheduler,
+            self.demand,
+            self._pool,
+            self.statistics,
+            self._relieve,
+            self.drain,
+            config.shortage == "relieve" and config.reclaims,
         )
-        self.lengths = Lengths(scheduler, self.capacity)
-        looks = config.shortage == "relieve" and config.reclaims
-        work = (self._relieve, self.drain, looks)
-        self.relief = Relief(scheduler, self.capacity, self._pool, self.statistics, *work)
+        self.health = Health(scheduler, self._pool, self.reclaimer, self.forks, config.check)
 
     # -- the safe point -----------------------------------------------------------------------
 
-    def safe_point(self, running_batch: Any, last_batch: Any) -> None:
-        """Prune what is due, then reclaim. Call before SGLang merges, stashes or allocates."""
-        self._idle_checked = False
+    def safe_point(self, running_batch: ScheduleBatch, last_batch: ScheduleBatch | None) -> None:
+        """Evict what is due, then reclaim. Call before SGLang merges, stashes or allocates."""
         owners = row_owners(self._scheduler, running_batch, last_batch)
+        if owners:
+            self.health.busy()
         free = self._pool.free_pages()
         # The next decode step may open a page for every running request. When there are fewer,
         # repacks may have those that it will not open: they return more than they take.
         short = self.relief.wanted(len(owners))
-        opened = self.capacity.soon_opened(owners, steps=1) // self._page_size
-        reserve = opened if short else len(owners)
+        opened = self.demand.soon_opened(owners, steps=1) // self._page_size
         ahead = Ahead.USEFULLY if short else Ahead.NEVER
-        worked = self._work(owners, owners, ahead, reserve_pages=reserve)
+        states = [self.state_of(request) for request in owners]
+        worked = self._work(states, ahead, reserve_pages=opened if short else len(owners))
         self.relief.watch(len(running_batch.reqs))
         now_free = self._pool.free_pages()
         self.relief.gained(now_free - free if short else None)
-        if self.capacity.expects and (now_free > free or self.capacity.changed):
+        if self.demand.expects and (now_free > free or self.demand.changed):
             # SGLang looks again when a request leaves; memory came back, or prefixes to hit did.
             running_batch.batch_is_full = False
-        if worked and self._config.check:
-            self.assert_healthy()
+        if worked:
+            self.ranks.note("free and freed pages", now_free, self.statistics.freed_pages)
+            self.ranks.worked(every_step=self._config.check)
+            self.health.after_step(self.states.values())
 
-    def _relieve(self, batch: Any) -> None:
+    def _relieve(self, batch: ScheduleBatch) -> None:
         """Evict from the requests of a decode batch ahead of time and wait for what that frees.
         The chunked request is left out: its chunk has just been stashed."""
+        chunked = self._scheduler.chunked_req
         owners = row_owners(self._scheduler, batch)
-        decoding = [r for r in owners if r is not self._scheduler.chunked_req]
-        self._work(decoding, owners, Ahead.ALWAYS, reserve_pages=0)
-        self._looks.wait()
-        self._reclaimer.copies.wait(COPY_TIMEOUT)
-        self._work(decoding, owners, Ahead.NEVER, reserve_pages=0)
+        decoding = [self.state_of(request) for request in owners if request is not chunked]
+        self._work(decoding, Ahead.ALWAYS, reserve_pages=0)
+        self._act_on(self.reclaimer.settle(COPY_TIMEOUT))
+        self._work(decoding, Ahead.NEVER, reserve_pages=0, settle=True)
 
     def _work(
-        self, candidates: list[Any], owners: list[Any], ahead: Ahead, reserve_pages: int
+        self,
+        states: Sequence[RequestState],
+        ahead: Ahead,
+        *,
+        reserve_pages: int,
+        settle: bool = False,
     ) -> bool:
-        """Prune the candidates due by now or `ahead`, then reclaim; whether there was any work.
-
-        `owners`: every request with a row. `reserve_pages`: pages repacks leave alone.
-        """
-        sealed: dict[Row, int] = {}
-        looked_at: list[Any] = []
-        chunked, self.capacity.changed = self._scheduler.chunked_req, False
-        for request, sealed_len in prunable(candidates, chunked, self._page_size):
-            row = Row(request.kv.req_pool_idx)
-            if self._reclaimer.table(row) is not None:
-                self._reclaimer.sync_new_tokens(row, request.kv.kv_allocated_len)
-            first = self._options_of(request).last_len == 0
-            looked = self._prune_if_due(request, sealed_len, ahead)
-            self.capacity.changed |= looked and first
-            if looked or row in self._forks.waiting:
-                looked_at.append(request)
-            if self._reclaimer.table(row) is not None:
-                sealed[row] = sealed_len
-        if not sealed and not self._reclaimer.copies.busy:
+        """Evict from those that are due by now or `ahead`, then reclaim; whether there was any
+        work. `reserve_pages`: pages that repacks leave alone. `settle`: see `EvictionPass.run`."""
+        self.demand.changed = False
+        self.observer.prefix_scores.next_pass()
+        candidates = list(prunable(states, self._scheduler.chunked_req, self._page_size))
+        for state, _ in candidates:
+            if state.table is not None:
+                state.table.sync_new_tokens(state.record.kv_allocated_len)
+        forking: list[RequestState] = []
+        for outcome in self._evictions.run(candidates, ahead, settle=settle):
+            self._apply(outcome)
+            if outcome.asked or outcome.state.fork_wanted is not None:
+                forking.append(outcome.state)
+        sealed = {state.row: length for state, length in candidates if state.table is not None}
+        if not sealed and not self.reclaimer.copies.busy:
             return False
-        pressure = ahead is not Ahead.NEVER or self.capacity.under_pressure(self._pool.free_pages())
-        self._fork_prefixes(looked_at, owners, pressure)
-        report = self._reclaimer.step(
+        pressure = ahead is not Ahead.NEVER or self.relief.under_pressure()
+        self._fork_prefixes(forking, pressure)
+        report = self.reclaimer.step(
             sealed_upto=sealed, pressure=pressure, reserve_pages=reserve_pages
         )
-        self.statistics.add_step(report)
-        self._forks.given_up()
-        self._account_all()
+        self._act_on(report)
         if self._config.copy == "sync":
-            self._reclaimer.copies.wait(COPY_TIMEOUT)
+            self._act_on(self.reclaimer.settle(COPY_TIMEOUT))
         return True
 
-    def _prune_if_due(self, request: Any, sealed_len: int, ahead: Ahead) -> bool:
-        """EvictionPlan for evicted if it is time to or `ahead` allows, eviction those found;
-        whether it did."""
-        state = self._options_of(request)
-        kv = request.kv
-        on_time = due(state.options, state.last_len, kv.kv_committed_len)
-        looked, evicted = self._looks.take_turn(
-            request, state, sealed_len, self._live_positions, ahead
-        )
-        self.statistics.early_evictions += looked and not on_time
-        if evicted is None:
-            return looked
-        if state.options.shared == "skip":
-            shared = evicted < kv.cache_protected_len
-            # Decided as under every other strategy, but tree-owned pages are left as they are.
-            state.skipped = np.concatenate([state.skipped, evicted[shared]])
-            evicted = evicted[~shared]
+    def _apply(self, outcome: Outcome) -> None:
+        """Evict what a request's policy selected, or end the request if it failed."""
+        state = outcome.state
+        self.demand.changed |= outcome.first
+        self.statistics.early_evictions += outcome.early
+        if outcome.error is not None:
+            self.statistics.policy_errors += 1
+            end_request(self._scheduler, state.request, outcome.error)
+        if outcome.evicted is None:
+            return
+        evicted = skip_tree_owned(state, outcome.evicted)
         if evicted.size:
-            self._evict(request, evicted)
-        return True
+            self._evict(state, evicted)
 
-    def _live_positions(self, state: PrunedRequest, kv: Any) -> NDArray[np.int64]:
-        """Positions the policy still counts as alive, ascending."""
-        table = self._table_of(kv.req_pool_idx)
-        positions = np.arange(kv.kv_committed_len, dtype=np.int64)
-        alive = np.ones(len(positions), np.bool_) if table is None else table.alive(positions)
-        alive[state.skipped] = False
-        return positions[alive]
-
-    def _fork_prefixes(self, looked_at: list[Any], owners: list[Any], pressure: bool) -> None:
-        """Copy-on-write for the requests whose kept set may just have changed."""
-        states = [(r, self._options_of(r).options) for r in looked_at]
-        forking = [(r, options.shared) for r, options in states if options.may_fork]
-        if forking and self._config.reclaims:
-            able = {row for row, state in self._requests.items() if state.options.may_fork}
-            holders = self._forks.holders(owners, able)
-            self._forks.consider_all(forking, holders, self._pool.free_pages, pressure)
-
-    def _evict(self, request: Any, evicted: NDArray[np.int64]) -> None:
-        kv = request.kv
-        row = Row(kv.req_pool_idx)
-        if self._reclaimer.table(row) is None:
-            self._forks.adopt(request)
-            self._reclaimer.open(
-                row,
-                Generation(int(self._rows.req_generation[row])),
-                kv,
-                kv.cache_protected_len,
-                kv.kv_allocated_len,
+    def _evict(self, state: RequestState, evicted: Int64Array) -> None:
+        record = state.record
+        if state.table is None:
+            self.forks.holders.update([state])
+            state.table = self.reclaimer.open(
+                state.row,
+                state.generation,
+                record,
+                record.cache_protected_len,
+                record.kv_allocated_len,
             )
             # From now on the row has holes: it must never reach the tree.
-            request.skip_radix_cache_insert = True
+            state.request.skip_radix_cache_insert = True
             self.statistics.pruned_requests += 1
-        self._reclaimer.evict_tokens(row, evicted)
-        self.statistics.add_eviction(request.rid, kv.kv_committed_len, evicted)
+        self.reclaimer.evict_tokens(state.row, evicted)
+        self.ranks.note("evicted", state.request.rid, record.kv_committed_len, evicted)
+        self.statistics.add_eviction(state.request.rid, record.kv_committed_len, evicted)
+
+    def _fork_prefixes(self, asked: Iterable[RequestState], pressure: bool) -> None:
+        """Copy-on-write for the requests whose kept set may just have changed."""
+        forking = [s for s in asked if s.options.may_fork and s.record.cache_protected_len]
+        if not forking or not self._config.reclaims:
+            return
+        self.forks.holders.update(self.states.values())
+        for state in forking:  # one after the other: each takes pages
+            self.forks.consider(state, free_pages=self._pool.free_pages(), pressure=pressure)
+
+    def _act_on(self, report: StepReport) -> None:
+        """What the reclaimer did, told to the counters and to the forks it committed or dropped."""
+        self.statistics.add_step(report)
+        for row, protected_len in report.forked:
+            self.forks.move_lock(self.states[row], protected_len)
+        for row in report.given_up:
+            self.states[row].fork = None  # the request may try again
+
+    # -- a forward --------------------------------------------------------------------------------
+
+    def forward_launched(self) -> None:
+        """A forward was launched on the current stream; later copies wait for it."""
+        note_forward(self._copier)
 
     # -- the life of a request ------------------------------------------------------------------
 
-    def on_queued(self, request: Any, retracted: bool = False) -> None:
+    def state_of(self, request: Req) -> RequestState:
+        """The state of a request with a row, made when it is first asked for."""
+        row = request.kv.req_pool_idx
+        state = self.states.get(row)
+        if state is None:
+            options = self._options_of(request)
+            state = self.states[row] = RequestState(
+                request=request,
+                record=request.kv,
+                row=Row(row),
+                generation=Generation(int(self._rows.req_generation[row])),
+                options=options,
+                policy=load_policy(options.policy, options.policy_args) if options.prunes else None,
+            )
+        return state
+
+    def on_queued(self, request: Req, retracted: bool = False) -> None:
         """A request enters the waiting queue: keep its prompt out of the tree if it says so, or if
         the tree would hold more of it than the pool has."""
         self.statistics.retractions += retracted
-        options = self._resolve(request)
+        options = self._options_of(request)
         never = options.prunes and options.publish == "never"
-        if never or self.lengths.keeps_private(request):
+        if never or self.limits.keeps_private(request):
             request.skip_radix_cache_insert = True
 
-    def owns(self, kv: Any) -> bool:
+    def owns(self, kv: ReqKvInfo) -> bool:
         """True when the ledger, not the row, says what this record's pages are."""
-        if kv.req_pool_idx is None:
-            return False
-        table = self._reclaimer.table(Row(kv.req_pool_idx))
-        if table is not None and table.record is kv:
-            return True
-        state = self._requests.get(kv.req_pool_idx)
-        return state is not None and state.released
+        state = self.states.get(kv.req_pool_idx) if kv.req_pool_idx is not None else None
+        return state is not None and (
+            state.released or state.table is not None and state.record is kv
+        )
 
-    def release(self, kv: Any) -> None:
+    def release(self, kv: ReqKvInfo) -> None:
         """Free every page the ledger holds, once. SGLang asks again for an overallocated tail."""
-        state = self._requests[kv.req_pool_idx]
+        state = self.states[kv.req_pool_idx]
         if state.released:
             return
-        row = Row(kv.req_pool_idx)
-        self._reclaimer.sync_new_tokens(row, kv.kv_allocated_len)
-        pages = self._reclaimer.close(row)
-        state.released = True
+        self.reclaimer.sync_new_tokens(state.row, kv.kv_allocated_len)
+        pages = self.reclaimer.close(state.row)
+        state.released, state.table = True, None
         self._pool.release_at_end(pages)
-        owned = page_ceil(kv.kv_allocated_len, self._page_size)
-        kv.kv_reclaimed_tokens = owned - kv.cache_protected_len
 
     def forget_row(self, row: int) -> None:
-        """The row went back to the pool (finish, abort or retraction): forget all evictions."""
-        if self._reclaimer.table(Row(row)) is not None:
+        """The row went back to the pool (finish, abort or retraction): its state goes with it."""
+        state = self.states.pop(row, None)
+        if state is None:
+            return
+        if state.table is not None:
             raise InvariantError(f"row {row} was freed while its ledger still holds pages")
-        self._requests.pop(row, None)
-        self._forks.forget(row)
-        self.observer.forget(row)
-        self._looks.forget(row)
+        self.forks.holders.cut(state, 0)
+        self.observer.release(state)
 
     def drain(self) -> None:
         """Wait for copies and return what they hold, so that the pool adds up. For idle, flush."""
-        if not self._reclaimer.copies.busy:
+        if not self.reclaimer.copies.busy:
             return
-        if not self._reclaimer.drain(COPY_TIMEOUT):
-            raise InvariantError(f"a copy did not finish in {COPY_TIMEOUT} s; its pages are held")
-        # A flush is refused while requests run, but their finished copies were committed above.
-        self._forks.given_up()
-        self._account_all()
+        self._act_on(self.reclaimer.drain(COPY_TIMEOUT))
+
+    def idle(self) -> None:
+        """The scheduler has nothing to do: settle copies and check, once per idle phase."""
+        self.drain()
+        if self._scheduler.is_fully_idle():
+            self.health.idle(self.states.values())
+
+    def private_tokens(self, kv: ReqKvInfo) -> int | None:
+        """Private tokens of a pruned request's record; None for others: SGLang's count holds."""
+        state = None if kv.req_pool_idx is None else self.states.get(kv.req_pool_idx)
+        if state is None or state.table is None or state.record is not kv:
+            return None
+        return private_tokens(kv, state.table, self.reclaimer.private_pages(state.row))
 
     def orphaned_tokens(self) -> int:
         """Tokens in destinations of copies whose request has ended (they are in no record)."""
-        return self._page_size * sum(len(pages) for pages, _ in self._reclaimer.copies.orphans)
+        return self._page_size * self.reclaimer.abandoned_pages()
 
-    # -- checks and numbers ---------------------------------------------------------------------
-
-    def assert_healthy(self) -> None:
-        """Raise InvariantError with every violation found."""
-        violations = self._reclaimer.violations(self._pool.free_page_ids())
-        if violations:
-            raise InvariantError("; ".join(violations))
-
-    def assert_idle(self) -> None:
-        """Raise InvariantError if anything of a request is left when the server is idle.
-
-        Once per idle phase: SGLang's loop comes here many times a second.
-        """
-        if self._idle_checked:
-            return
-        held = self._reclaimer.held_pages()
-        if held or self._requests:
-            rows = sorted(self._requests)
-            raise InvariantError(f"idle, but {held} held pages and state of rows {rows} are left")
-        self.assert_healthy()
-        self._idle_checked = True
+    # -- numbers --------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
         """Counters and gauges for `/server_info`."""
@@ -311,40 +325,25 @@ class Runtime:
         return {
             **self.statistics.as_dict(),
             "pruned_rows": len(tables),
-            "held_pages": self._reclaimer.held_pages(),
+            "held_pages": self.reclaimer.held_pages(),
             "retained_pages": sum(t.ledger.pages_held for t in tables),
             "live_private_tokens": sum(t.live_len - t.tree_owned_live() for t in tables),
-            "footprint": footprint(self.capacity, self._requests.values(), tables),
+            "footprint": footprint(self.demand, self.states.values()),
             **self.observer.counters(),
-            "policy_errors": self._looks.failed,
-            "forks": self._forks.describe(),
+            "forks": self.forks.describe(),
+            "ranks": self.ranks.counters(),
         }
 
     # -- helpers --------------------------------------------------------------------------------
 
     def _identity(self, row: Row) -> tuple[Generation, object]:
-        state = self._requests.get(row)
+        state = self.states.get(row)
         record = None if state is None else state.record
         return Generation(int(self._rows.req_generation[row])), record
 
-    def _table_of(self, row: int) -> TokenTable | None:
-        return self._reclaimer.table(Row(row))
-
     def _tables(self) -> list[TokenTable]:
-        return [t for t in map(self._table_of, self._requests) if t is not None]
+        return [state.table for state in self.states.values() if state.table is not None]
 
-    def _options_of(self, request: Any) -> PrunedRequest:
-        row = request.kv.req_pool_idx
-        state = self._requests.get(row)
-        if state is None:
-            state = self._requests[row] = PrunedRequest(request.kv, self._resolve(request))
-        return state
-
-    def _account_all(self) -> None:
-        """Tell SGLang's records what each pruned row holds now.
-
-        All of them: a finished copy is committed for rows that were not worked on, too.
-        """
-        for row, state in self._requests.items():
-            if not state.released and (table := self._table_of(row)) is not None:
-                account(state.record, table, self._reclaimer.private_pages(table.row))
+    def _fork_wanted(self, row: int) -> int | None:
+        state = self.states.get(row)
+        return None if state is None else state.fork_wanted

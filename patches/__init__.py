@@ -1,1 +1,0 @@
-"""Quilt-style patch series for SGLang, shipped as package data."""

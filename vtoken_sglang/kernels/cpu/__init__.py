@@ -1,0 +1,1 @@
+"""Attention on the CPU over lists of live slots, in plain PyTorch."""
