@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from .options import AMOUNTS, NO_POLICY, WITHOUT_PRUNING, Options
+from vtoken_sglang.options import NO_POLICY
+
+from .options import AMOUNTS, WITHOUT_PRUNING, Options
 
 NATIVE = "native"
 T = TypeVar("T")

@@ -15,12 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from vtoken_sglang.options import REQUEST_FIELDS, RequestOptions, VTokenConfig
+from vtoken_sglang.options import (
+    NO_POLICY,
+    OPTIONS,
+    REQUEST_FIELDS,
+    RequestOptions,
+    VTokenConfig,
+)
 from vtoken_sglang.policy.names import policy_targets
 
 from .errors import ConfigError
 
-NO_POLICY: Final = "none"
 # Request options that are axes; `policies` names the policy, `seed` the draws of everything.
 AXES: Final = tuple(name for name in REQUEST_FIELDS if name not in ("policy", "seed"))
 AMOUNTS: Final = ("keep", "budget")  # a request gives one of the two
@@ -241,15 +246,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                 reader = _words if item.name == "server_args" else _list_of(reader)
             metavar = about["unit"] or item.name.upper()
             parser.add_argument(flag, type=reader, metavar=metavar, help=text, **words)
-    group = parser.add_argument_group(
-        "axes: options of a request, one value or several; see vtoken-sglang serve --help"
-    )
+    group = parser.add_argument_group("axes: options of a request, one value or several")
     for name in AXES:
         default = ",".join(map(str, DEFAULT_AXES.get(name, ())))
+        text = OPTIONS[name].help + (f" (default: {default})" if default else "")
         flag = "--" + name.replace("_", "-")
         group.add_argument(
             flag, type=_list_of(str), metavar="A,B", default=argparse.SUPPRESS,
-            help=f"default: {default}" if default else None,
+            help=text.replace("%", "%%"),
         )  # fmt: skip
 
 
