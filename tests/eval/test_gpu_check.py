@@ -73,7 +73,7 @@ def test_flashinfer_comparisons_pass_on_the_stand_in() -> None:
     assert failed(check) == set()
     assert check.figures["graph_commit_mismatches"]["value"] == 0
     what = " ".join(case.what for case in check.cases)
-    for part in ("CUDA cores", "tensor cores", "page lists", "ragged and paged", "paged only"):
+    for part in ("CUDA cores", "tensor cores", "ragged and paged", "paged only"):
         assert part in what
     assert {case.kernel for case in check.cases} == {"flashinfer", "commit"}
 
@@ -90,7 +90,7 @@ def wrong_merge(v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: to
 @pytest.mark.parametrize(
     ("name", "wrong", "seen"),
     [
-        ("BatchDecodeWithPagedKVCacheWrapper", WrongDecode, "decode, page lists"),
+        ("BatchDecodeWithPagedKVCacheWrapper", WrongDecode, "decode, tensor cores"),
         ("merge_state", wrong_merge, "extend, ragged and paged"),
     ],
 )
@@ -200,7 +200,7 @@ def test_nan_is_reported_and_is_no_figure() -> None:
     assert "flashinfer_max_error" not in check.figures
     check.dry = False
     check.figures["x"] = {"value": float("inf"), "unit": "u", "spread": None}
-    assert "FAILED flashinfer: decode, page lists" in report(check)
+    assert "FAILED flashinfer: decode, tensor cores" in report(check)
     assert exit_status(check) == 1
 
 

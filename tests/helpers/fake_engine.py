@@ -121,6 +121,7 @@ class FakeEngine:
             tree_cache=FakeTree(self),
             chunked_req=None,
             dp_tp_group=SimpleNamespace(world_size=1),
+            chunked_prefill_size=64,
             running_batch=SimpleNamespace(reqs=self.running),
             max_total_num_tokens=self.total,
             is_fully_idle=lambda **_: not self.running,

@@ -85,6 +85,7 @@ class PrefixEngine:
             tree_cache=self.tree,
             chunked_req=None,
             dp_tp_group=SimpleNamespace(world_size=1),
+            chunked_prefill_size=32,
             waiting_queue=[],
             running_batch=SimpleNamespace(reqs=self.running),
             max_total_num_tokens=self.total,

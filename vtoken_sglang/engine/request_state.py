@@ -90,6 +90,8 @@ class RequestState:
         request, record: SGLang's request and its KV record; the record is its identity.
         row, generation: its row, and SGLang's count of the row's uses.
         options, policy: what holds for it; no policy: nothing of it is evicted.
+        prompt_interval: tokens between two evictions from its private prompt while that is
+            computed, page multiple; 0: none before the prompt's end.
         table: where its tokens are; None while nothing of it was evicted.
         evicted_at: logical length when its policy was last asked; 0 before the first time.
         skipped: int64, ascending runs; tree-owned positions that count as evicted and are left
@@ -112,6 +114,7 @@ class RequestState:
     generation: Generation
     options: RequestOptions
     policy: Policy | None
+    prompt_interval: int = 0
     # runtime
     table: TokenTable | None = None
     evicted_at: int = 0

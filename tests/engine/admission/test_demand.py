@@ -39,13 +39,13 @@ def test_more_is_admitted_than_full_lengths_would_allow(engine: MakeEngine) -> N
 
 def test_what_is_needed_now_must_be_free_now(engine: MakeEngine) -> None:
     sim = engine(pages=64)
-    holders = [sim.admit(f"holder {n}", 200, policy="none") for n in range(4)]
+    holders = [sim.admit(f"holder {n}", 200, policy="none") for n in range(3)]
     for holder in holders:
         holder.sampling_params.max_new_tokens = 0
         holder.sampling_params.ignore_eos = False
         sim.prefill(holder)
-    request = waiting(sim, "long", 300, 10, publish="never")
-    # 200 tokens are free: enough for what it will hold, not for its prompt.
+    request = waiting(sim, "long", 500, 10, publish="never")
+    # 400 tokens are free: enough for what it will hold, not for its prompt.
     assert not ask(budget_of(sim, *holders), request, *holders)
     # In chunks its prompt never is there whole.
     assert ask(budget_of(sim, *holders), request, *holders, chunk=16)
@@ -147,30 +147,33 @@ def test_sglangs_own_budget_where_nothing_is_expected_back(
 
 
 def test_a_chunk_takes_what_is_free_or_waits_and_all_wait_with_it(engine: MakeEngine) -> None:
-    sim = engine(pages=16)  # 256 tokens
-    request = waiting(sim, "long", 600, 10, publish="never")
+    sim = engine(pages=48)  # 768 tokens: a prompt is evicted from every 80
+    request = waiting(sim, "long", 480, 10, publish="never")
     sim.enter(request)
     sim.scheduler.chunked_req = request
-    sim.extend(request, 96)
-    request.prefix_len = 96
-    holder = sim.admit("holder", 80, policy="none")
+    sim.extend(request, 80)
+    sim.extend(request, 160)
+    request.prefix_len = 160
+    other = sim.admit("other", 304, policy="none")
+    sim.prefill(other)
+    holder = sim.admit("holder", 224, policy="none")
     sim.prefill(holder)
     budget = budget_of(sim)
     lent = asked_about(request, budget, [holder])
     assert lent.available_chunk_tokens(64) == 64  # exactly: one page is kept for rounding
-    sim.extend(holder, 96)
+    sim.extend(holder, 240)
     budget = budget_of(sim)
     lent = asked_about(request, budget, [holder])
     assert lent.available_chunk_tokens(64) == 48
     assert not ask(budget, waiting(sim, "late", 8, 8), holder)
-    sim.extend(holder, 144)
+    sim.extend(holder, 288)
     budget = budget_of(sim)
     lent = asked_about(request, budget, [holder])
     assert lent.available_chunk_tokens(64) is None
     assert sim.runtime.demand.stalled
     assert sim.runtime.statistics.stalled_chunks == 1
     assert not ask(budget, waiting(sim, "later", 8, 8), holder)
-    sim.safe_point()  # evicts ahead of time from what was computed of it
+    sim.safe_point()  # a chunk ended at its interval: evicts from what came before the last
     budget = budget_of(sim)
     lent = asked_about(request, budget, [holder])
     assert lent.available_chunk_tokens(64) is not None
@@ -214,7 +217,7 @@ def test_pages_opened_soon_are_those_that_decoding_takes(
 def test_chunks_are_not_expected_to_be_pruned_before_a_policy_can(engine: MakeEngine) -> None:
     """snapkv waits for the prompt's end: until then a private prompt is there whole."""
     sim = engine(pages=32)  # 512 tokens
-    for policy, maximum in (("streaming_llm", 176), ("snapkv", 416)):
+    for policy, maximum in (("streaming_llm", 208), ("snapkv", 416)):
         request = waiting(sim, policy, 400, 10, publish="never", policy=policy)
         charge = sim.runtime.demand.charge(request, 32)
         assert charge is not None

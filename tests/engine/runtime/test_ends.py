@@ -162,7 +162,7 @@ def test_a_policy_that_fails_between_chunks_stops_the_prompt(
     request = sim.admit("a", 400, publish="never", policy="random")
     sim.scheduler.chunked_req = request
     sim.scheduler._pending_chunked_abort_req = None
-    for end in (100, 200, 300):
+    for end in (112, 224, 336):  # multiples of its interval
         sim.extend(request, end)
         sim.safe_point()
     assert policy.calls == 2

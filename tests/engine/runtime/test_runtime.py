@@ -160,16 +160,16 @@ def test_a_private_prompt_never_holds_its_full_length(engine: MakeEngine) -> Non
     request = sim.admit("a", 320, publish="never")
     assert request.skip_radix_cache_insert
     peak = 0
-    for end in (64, 128, 192, 256, 320):
+    for start, end in ((0, 64), (64, 112), (112, 224), (224, 320)):
         chunk(sim, request, end)
         peak = max(peak, sim.total - sim.allocator.available_size())
-        in_flight = set(range(end - 64, end))
+        in_flight = set(range(start, end))
         sim.safe_point()
         assert in_flight <= set(sim.seen(request))  # never a token of the chunk in flight
         assert sim.accounted() == sim.total
         for copy in sim.copies.waiting:
             copy.finish()
-    assert peak <= 48 + 2 * 64 + 32
+    assert peak <= 48 + 2 * 112 + 32
     sim.scheduler.chunked_req = None
     sim.running.append(request)
     sim.safe_point(last=[request])  # the last chunk is in flight, the request no longer chunked
@@ -181,12 +181,12 @@ def test_a_private_prompt_never_holds_its_full_length(engine: MakeEngine) -> Non
 def test_pages_of_a_chunk_in_flight_do_not_count_as_given_back(engine: MakeEngine) -> None:
     """A copy commits while its request, on its last chunk, is not worked on."""
     sim = engine(**{**THINNED, "keep": 0.75}, budget=None)
-    request = sim.admit("a", 234, publish="never")
-    for end in (96, 192):
+    request = sim.admit("a", 266, publish="never")
+    for end in (112, 224):
         chunk(sim, request, end)
         sim.safe_point()
     (copy,) = sim.copies.waiting
-    chunk(sim, request, 234)
+    chunk(sim, request, 266)
     sim.scheduler.chunked_req = None
     sim.running.append(request)
     copy.finish()

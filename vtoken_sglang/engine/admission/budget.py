@@ -69,7 +69,8 @@ class FootprintBudget(PrefillBudget):
         running = adder.running_batch.reqs if adder.running_batch is not None else []
         alone = not (running or adder.can_run_list or has_chunked_req)
         tree = adder.tree_cache
-        adder.memory_budget = RequestBudget(self, request, running, alone)
+        chunking = has_chunked_req or getattr(adder, "new_chunked_req", None) is not None
+        adder.memory_budget = RequestBudget(self, request, running, alone, chunking)
         if getattr(tree, "disable", True):
             adder.tree_cache = _EnabledTree(tree)
         try:
@@ -90,13 +91,25 @@ class FootprintBudget(PrefillBudget):
 
 
 class RequestBudget:
-    """The budget of a pass, for the questions about one request. `running`: requests that decode.
-    `alone`: neither they nor anything admitted in this pass hold memory that could come back."""
+    """The budget of a pass, for the questions about one request.
+
+    Args:
+        running: requests that decode.
+        alone: neither they nor anything admitted in this pass hold memory that could come back.
+        chunking: another prompt is being computed in chunks. SGLang keeps track of one; as its
+            chunk may end early here, there may be room for another, but only for a whole prompt.
+    """
 
     def __init__(
-        self, budget: FootprintBudget, request: Req, running: Sequence[Req], alone: bool
+        self,
+        budget: FootprintBudget,
+        request: Req,
+        running: Sequence[Req],
+        alone: bool,
+        chunking: bool = False,
     ) -> None:
         self._budget, self._request, self._running, self._alone = budget, request, running, alone
+        self._chunking = chunking
         self._charge: Charge | None = None
         self._by_pruning = False
 
@@ -120,6 +133,10 @@ class RequestBudget:
             return False, None
         left = budget.remaining_current
         self._charge = charge = budget.demand.charge(self._request, chunk_limit)
+        limit = chunk_limit if charge is None else charge.chunk
+        if self._chunking and limit is not None and input_tokens > limit:
+            budget.demand.deferred = True
+            return False, None
         if charge is None:
             whole = budget.ceil_paged_tokens(extend_input_len) + budget.page_size
             fits = total_tokens < budget.remaining_total and whole <= left
@@ -143,6 +160,8 @@ class RequestBudget:
         estimate is used up. Here a chunk takes what is free, and none if that is less than a page:
         the request is pruned and others finish."""
         budget, demand = self._budget, self._budget.demand
+        if interval := demand.prompt_interval(self._request):
+            chunk_limit = min(chunk_limit, interval - self._request.prefix_len % interval)
         free = int(budget.remaining_current) - budget.page_size
         left = len(self._request.full_untruncated_fill_ids) - self._request.prefix_len
         demand.stalled = False

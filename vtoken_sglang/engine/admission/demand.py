@@ -25,7 +25,7 @@ from vtoken_sglang.core.footprint import (
     page_ceil,
 )
 from vtoken_sglang.core.token_table import TokenTable
-from vtoken_sglang.core.types import ReclaimSettings, page_floor
+from vtoken_sglang.core.types import LAG, ReclaimSettings, page_floor
 from vtoken_sglang.options import RequestOptions, VTokenConfig
 from vtoken_sglang.policy.base import Gather
 from vtoken_sglang.policy.eviction import live_after_eviction
@@ -37,8 +37,11 @@ if TYPE_CHECKING:
 
 # Decode steps until what a new request holds too much comes back. Work takes effect up to two safe
 # points after it starts: the first eviction, then the copies that empty pages because of it.
-STEPS_UNTIL_PRUNED = 2 + 2
+STEPS_UNTIL_PRUNED = 2 * LAG
 MAX_WASTE = 0.9
+# A private prompt is evicted from at most every so many tokens, and so often in a whole pool.
+MAX_PROMPT_INTERVAL = 2048
+PROMPT_INTERVALS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,7 @@ class Demand:
         changed: the first eviction of a request was decided in this safe point. By then its prompt
             is in the tree and what it will hold is known: those that wait may need less than when
             they were refused. Later ones show in the free pages.
+        deferred: a request was refused because the prompt of another is computed in chunks.
     """
 
     def __init__(
@@ -90,7 +94,7 @@ class Demand:
         self.max_waste = min(config.repack_threshold + ReclaimSettings().hysteresis, MAX_WASTE)
         self.waste = self.max_waste
         self.expects = config.admission == "expected" and config.reclaims
-        self.stalled = self.changed = False
+        self.stalled = self.changed = self.deferred = False
 
     def measure(self) -> None:
         """Take the waste of all pruned requests together as what is expected of the next ones."""
@@ -99,6 +103,13 @@ class Demand:
             places += table.ledger.sealed_pages * self.page_size
             live += table.ledger.sealed_live
         self.waste = min(1 - live / places, self.max_waste) if places else self.max_waste
+
+    def reopens(self, freed: bool) -> bool:
+        """Whether those that wait are to be asked again: memory came back, prefixes to hit did, or
+        the prompt whose chunks held them up is computed."""
+        ended = self.deferred and self._scheduler.chunked_req is None
+        self.deferred &= not ended
+        return self.expects and (freed or self.changed or ended)
 
     def options(self, request: Req) -> RequestOptions | None:
         """Options of a request whose pages are given back early; None for any other."""
@@ -128,22 +139,38 @@ class Demand:
         published = self.publishes(request)
         cached = page_floor(request.prefix_len, self.page_size)
         forks = published and _expects_fork(options, rule, length, cached)
-        waits = waits_for_prompt_end(options)
-        prunes_chunks = request.skip_radix_cache_insert and not waits
-        if prunes_chunks and chunk is not None and self.outgrows(request):
-            # Only a permanent shortfall shortens chunks: the pool could not hold two whole ones.
-            spare = self.tokens - rule.with_waste(self.max_waste).bound(length) - self.page_size
-            chunk = min(chunk, max(self.page_size, page_floor(spare // 2, self.page_size)))
+        interval = self.prompt_interval(request)
+        if interval and chunk is not None:
+            chunk = min(chunk, interval - request.prefix_len % interval)
         case = Prefill(
             length=length,
             cached=cached,
             new=_remaining(request),
             published=published,
             forks=forks,
-            chunk=chunk if prunes_chunks else None,
+            chunk=interval if interval and chunk is not None else None,
         )
         fork = fork_cost(rule, length) if forks else 0
         return Charge(footprint=expected_footprint(rule, case), fork=fork, chunk=chunk)
+
+    def prompt_interval(self, request: Req) -> int:
+        """Tokens between two evictions from a private prompt while it is computed, page multiple; 0
+        for a prompt that is not pruned before its end.
+
+        It follows from the request and the size of the pool alone, and chunks end at its multiples:
+        what is evicted depends neither on the chunk size nor on who runs beside.
+        """
+        options = self.options(request)
+        if options is None or self.publishes(request) or waits_for_prompt_end(options):
+            return 0
+        if self._scheduler.chunked_prefill_size is None:
+            return 0
+        interval = min(MAX_PROMPT_INTERVAL, self.tokens // PROMPT_INTERVALS)
+        if self.outgrows(request):  # it must fit in: two intervals beside what is kept
+            length = len(request.origin_input_ids) + (request.sampling_params.max_new_tokens or 0)
+            kept = self.rule(options, self.max_waste).bound(length) + self.page_size
+            interval = min(interval, (self.tokens - kept) // 2)
+        return max(self.page_size, page_floor(interval, self.page_size))
 
     def growth(self, request: Req, ratio: float) -> int | None:
         """Further tokens a request with a row is expected to take; None if SGLang's own reserve is

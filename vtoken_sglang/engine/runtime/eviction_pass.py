@@ -23,6 +23,7 @@ from vtoken_sglang.core.types import Int64Array
 from vtoken_sglang.engine.observe.observer import Observer
 from vtoken_sglang.engine.request_state import PendingSelection, RequestState
 from vtoken_sglang.engine.runtime.ranks import Ranks
+from vtoken_sglang.engine.runtime.row_owners import Candidate
 from vtoken_sglang.options import RequestOptions
 from vtoken_sglang.policy.base import Policy, PolicyError, PolicyView
 from vtoken_sglang.policy.eviction import (
@@ -105,25 +106,25 @@ class EvictionPass:
         self._now = 0
 
     def run(
-        self, candidates: Iterable[tuple[RequestState, int]], ahead: Ahead, *, settle: bool = False
+        self, candidates: Iterable[Candidate], ahead: Ahead, *, settle: bool = False
     ) -> list[Outcome]:
         """Ask every candidate's policy that is due by now or `ahead`, and take what is due.
 
         Args:
-            candidates: (request, length): positions from that length on must stay.
             settle: take everything that is on its way, whenever it is due, and wait for it.
         """
         self._now += 1
         outcomes: list[Outcome] = []
         asked: list[Asked] = []
-        for state, sealed_len in candidates:
+        for candidate in candidates:
+            state = candidate.state
             outcome = Outcome(state)
             outcomes.append(outcome)
             if state.failed or state.policy is None:
                 continue
             self._observer.keep_prefix_scores(state)
-            if state.selection is None:
-                plan = self._plan(outcome, sealed_len, ahead)
+            if state.selection is None and candidate.evictable_len is not None:
+                plan = self._plan(outcome, candidate, candidate.evictable_len, ahead)
                 if plan is not None:
                     asked.append(Asked(outcome, state.policy, plan))
         self.select(asked)
@@ -131,11 +132,13 @@ class EvictionPass:
             self.take(outcome, settle)
         return outcomes
 
-    def _plan(self, outcome: Outcome, sealed_len: int, ahead: Ahead) -> EvictionPlan | None:
+    def _plan(
+        self, outcome: Outcome, candidate: Candidate, evictable_len: int, ahead: Ahead
+    ) -> EvictionPlan | None:
         """How many tokens go, and of which; None if it is not time to ask, or none go."""
         state, options = outcome.state, outcome.state.options
         length = state.record.kv_committed_len
-        on_time = due(options, state.evicted_at, length)
+        on_time = candidate.prompt or due(options, state.evicted_at, length)
         if not on_time and not ahead.due(options, length - state.evicted_at, self._page_size):
             return None
         if not self._observer.ready(state):
@@ -146,7 +149,7 @@ class EvictionPass:
             state.counted_positions(length),
             logical_len=length,
             options=options,
-            eligible_below=sealed_len,
+            eligible_below=evictable_len,
         )
 
     def select(self, asked: Sequence[Asked]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vtoken_sglang.core.types import page_floor
 from vtoken_sglang.engine.request_state import RequestState
 
 if TYPE_CHECKING:
@@ -27,19 +29,38 @@ def row_owners(scheduler: Scheduler, *batches: ScheduleBatch | None) -> list[Req
     return [request for request in seen.values() if request.kv.holds_kv]
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A request whose tokens may be touched at this safe point.
+
+    Fields:
+        sealed_len: positions below it are written, in full pages that no forward writes, and not
+            needed by SGLang to find the next slot; page multiple.
+        evictable_len: positions below it may be evicted now; None: its policy is not asked.
+        prompt: its prompt is still being computed.
+    """
+
+    state: RequestState
+    sealed_len: int
+    evictable_len: int | None
+    prompt: bool = False
+
+
 def prunable(
     states: Iterable[RequestState], chunked: Req | None, page_size: int
-) -> Iterator[tuple[RequestState, int]]:
-    """Yield (request, sealed length): positions below it are written, sealed and not needed by
-    SGLang to find the next slot.
+) -> Iterator[Candidate]:
+    """The requests whose tokens may be touched.
 
     `kv_committed_len - 1` is the last position whose forward was launched: SGLang derives the next
-    slot from `row[kv_committed_len - 1]`, so it and its page stay. Of a chunked request only what
-    lies before the chunk in flight counts, and only if the prompt is not published: a published
-    prompt is pruned after its last chunk has reached the tree.
+    slot from `row[kv_committed_len - 1]`, so it and its page stay.
+
+    Of a chunked request only what lies before the chunk in flight counts, and only if the prompt is
+    not published: a published prompt is pruned after its last chunk has reached the tree. It is
+    evicted from where a chunk ends at a multiple of its interval, and the interval before that is
+    left alone, which no chunk in flight reaches back beyond.
     """
     for state in states:
-        request = state.request
+        request, length = state.request, state.record.kv_committed_len
         if request.finished():
             continue
         if chunked is not None and request is chunked:
@@ -47,10 +68,13 @@ def prunable(
             if not request.skip_radix_cache_insert:
                 continue
             # With no chunk in flight the prefix is all there is: its tail stays open.
-            last = min(request.prefix_len, request.kv.kv_allocated_len - 1)
+            last = min(request.prefix_len, state.record.kv_allocated_len - 1)
+            sealed = page_floor(max(last, 0), page_size)
+            interval = state.prompt_interval
+            at_end = interval > 0 and length % interval == 0 and length > state.evicted_at
+            evictable = min(sealed, length - interval) if at_end else None
+            yield Candidate(state, sealed, evictable, prompt=True)
         elif request.decode_batch_idx >= 1:
             # Earlier, the checkpoint that publishes the prompt is still to come.
-            last = request.kv.kv_committed_len - 1
-        else:
-            continue
-        yield state, max(last, 0) // page_size * page_size
+            sealed = page_floor(length - 1, page_size)
+            yield Candidate(state, sealed, sealed)

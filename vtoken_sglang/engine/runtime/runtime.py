@@ -133,8 +133,8 @@ class Runtime:
         self.relief.watch(len(running_batch.reqs))
         now_free = self._pool.free_pages()
         self.relief.gained(now_free - free if short else None)
-        if self.demand.expects and (now_free > free or self.demand.changed):
-            # SGLang looks again when a request leaves; memory came back, or prefixes to hit did.
+        if self.demand.reopens(now_free > free):
+            # SGLang admits again when a request leaves; here there may be room before that.
             running_batch.batch_is_full = False
         if worked:
             self.ranks.note("free and freed pages", now_free, self.statistics.freed_pages)
@@ -164,7 +164,7 @@ class Runtime:
         self.demand.changed = False
         self.observer.prefix_scores.next_pass()
         candidates = list(prunable(states, self._scheduler.chunked_req, self._page_size))
-        for state, _ in candidates:
+        for state in (candidate.state for candidate in candidates):
             if state.table is not None:
                 state.table.sync_new_tokens(state.record.kv_allocated_len)
         forking: list[RequestState] = []
@@ -172,7 +172,7 @@ class Runtime:
             self._apply(outcome)
             if outcome.asked or outcome.state.fork_wanted is not None:
                 forking.append(outcome.state)
-        sealed = {state.row: length for state, length in candidates if state.table is not None}
+        sealed = {c.state.row: c.sealed_len for c in candidates if c.state.table is not None}
         if not sealed and not self.reclaimer.copies.busy:
             return False
         pressure = ahead is not Ahead.NEVER or self.relief.under_pressure()
@@ -255,6 +255,7 @@ class Runtime:
                 generation=Generation(int(self._rows.req_generation[row])),
                 options=options,
                 policy=load_policy(options.policy, options.policy_args) if options.prunes else None,
+                prompt_interval=self.demand.prompt_interval(request),
             )
         return state
 
