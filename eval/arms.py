@@ -1,32 +1,23 @@
-"""The arms of a comparison. An arm is data: a name, what it is, and how its server is started.
+"""The arms of a study, and the servers they need.
 
-To add one, append an entry to `ARMS`; nothing else changes. Policy, budget and seed are settings
-of the evaluation, the same for every arm that prunes, so that arms make the same evictions.
+An arm is what its requests say for themselves (`custom_params["vtoken"]`), so that one server, with
+its cache emptied in between, serves all of them. What only a start-up flag can change, an
+*ablation*, has a server of its own.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from .errors import ConfigError
+from vtoken_sglang.options import NO_POLICY
 
-PRUNING_SETTINGS = ("policy", "keep", "sink", "recent", "interval", "seed")
+from .options import AMOUNTS, WITHOUT_PRUNING, Options
 
-
-class PruningSettings(Protocol):
-    """The settings of an evaluation that `PRUNING_SETTINGS` names."""
-
-    @property
-    def policy(self) -> str: ...
-
-    @property
-    def keep(self) -> float: ...
-
-    @property
-    def seed(self) -> int: ...
+NATIVE = "native"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,160 +25,111 @@ class Arm:
     """One way to serve the same requests.
 
     Fields:
-        name: key used on the command line and in results.
-        summary: one sentence for the report.
-        vtoken_args: flags for `vtoken-sglang serve`; None starts SGLang's own launcher instead.
-        reference: the arm that ratios of this one are taken against, in the same repeat;
-            None for arms that are only ever a reference.
-        prunes: whether it evicts; its server then also gets the evaluation's policy and budget.
-        shared, publish: what a pruned request does with pages of the radix tree, and whether its
-            prompt goes there; both may be set per request, so such arms can use one server.
-        page_size: in place of the evaluation's.
-        same_tokens_as: an arm that makes the same evictions and so must generate the same tokens.
+        name: in tables and plots, unique in a study.
+        request: `custom_params["vtoken"]` of every request; empty for a server that knows none.
+        ablation: the start-up switch of its server; empty: the server that most arms use.
+        url: the server that already runs; empty: one that the study starts.
     """
 
     name: str
-    summary: str
-    vtoken_args: tuple[str, ...] | None
-    reference: str | None = None
-    prunes: bool = False
-    shared: str = "mask"
-    publish: str = "prompt"
-    page_size: int | None = None
-    same_tokens_as: str | None = None
+    request: dict[str, Any] = field(default_factory=dict)
+    ablation: str = ""
+    url: str = ""
 
-    def launcher(self) -> list[str]:
-        """Command words up to and including the launcher; engine flags follow."""
-        if self.vtoken_args is None:
-            return [sys.executable, "-m", "sglang.launch_server"]
-        return [sys.executable, "-m", "vtoken_sglang.cli", "serve"]
+    @property
+    def prunes(self) -> bool:
+        return bool(self.request.get("policy", NO_POLICY) != NO_POLICY)
 
-    def command(
-        self,
-        engine_args: Sequence[str],
-        config: PruningSettings | None = None,
-        shares: bool = False,
-    ) -> list[str]:
-        """Full server command.
+    def columns(self) -> dict[str, Any]:
+        """What the table says about it."""
+        request = self.request
+        return {
+            "arm": self.name,
+            "policy": request.get("policy", NO_POLICY),
+            **{name: request.get(name) for name in AMOUNTS},
+            "shared": request.get("shared", "-") if self.prunes else "-",
+            "ablation": self.ablation,
+            "request": request,
+            "url": self.url,
+        }
 
-        Args:
-            engine_args: the same for every arm of a comparison.
-            config: where the policy and its budget come from, for an arm that prunes.
-            shares: the server is for several arms, which say per request what is theirs.
-        """
-        words = [*self.launcher(), *engine_args, *(self.vtoken_args or ())]
-        if self.prunes and config is not None:
-            for name in PRUNING_SETTINGS:
-                words += [f"--vtoken-{name}", str(getattr(config, name))]
-            if not shares:
-                words += ["--vtoken-shared", self.shared, "--vtoken-publish", self.publish]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Arms that one server serves: `key` is its ablation, or its URL."""
+
+    key: str
+    arms: tuple[Arm, ...]
+
+
+def arm_name(request: dict[str, Any], ablation: str = "") -> str:
+    """`snapkv 0.5 auto`, then whatever else the request says, then the ablation."""
+    amount = request["keep"] if "keep" in request else f"b{request['budget']}"
+    words = [str(request["policy"]), f"{amount:g}" if isinstance(amount, float) else amount]
+    words.append(str(request.get("shared", "")))
+    known = {"policy", "shared", "seed", *AMOUNTS}
+    words += [f"{key}={value}" for key, value in request.items() if key not in known]
+    return " ".join(filter(None, [*words, ablation]))
+
+
+def groups_of(options: Options) -> tuple[Group, ...]:
+    """Every arm, by the server that serves it. Native comes first, once per server."""
+    native: dict[str, Any] = {"policy": NO_POLICY}
+    requests = list(options.requests())
+    if options.url:
+        several = len(options.url) > 1
+        return tuple(
+            Group(
+                key=url,
+                arms=tuple(
+                    Arm(name=name + (f" @{number + 1}" if several else ""), request=said, url=url)
+                    for name, said in [(NATIVE, native), *((arm_name(r), r) for r in requests)]
+                ),
+            )
+            for number, url in enumerate(options.url)
+        )
+    groups, main = [], bool(requests or not options.ablations)
+    if main:
+        arms = (
+            Arm(name=NATIVE, request=native),
+            *(Arm(name=arm_name(r), request=r) for r in requests),
+        )
+        groups.append(Group(key="", arms=arms))
+    for ablation in options.ablations:
+        if ablation in WITHOUT_PRUNING:
+            name = f"{ablation} server" if ablation == NATIVE and main else ablation
+            arms = (Arm(name=name, ablation=ablation),)
+        else:
+            # An ablation keeps no page from anybody for the sake of sharing: one way is enough.
+            way = "mask" if ablation == "naive" else requests[-1]["shared"] if requests else "mask"
+            once = {
+                arm_name({**r, "shared": way}, ablation): {**r, "shared": way} for r in requests
+            }
+            arms = tuple(Arm(name=n, request=r, ablation=ablation) for n, r in once.items())
+        groups.append(Group(key=ablation, arms=arms))
+    return tuple(group for group in groups if group.arms)
+
+
+def ablation_flags(ablation: str) -> list[str]:
+    """How a server with this ablation is started."""
+    prunes = ablation not in WITHOUT_PRUNING
+    # A server whose requests may be pruned, and none is that does not ask for it.
+    words = ["--vtoken-policy", "streaming_llm", "--vtoken-keep", "1.0"]
+    if not prunes:
+        words = ["--vtoken-policy", NO_POLICY]
+    if ablation in ("", "hook-only"):
         return words
-
-    def options(self, config: PruningSettings) -> dict[str, Any]:
-        """What every request of this arm asks for (`custom_params["vtoken"]`)."""
-        if not self.prunes:
-            return {}
-        settings = {name: getattr(config, name) for name in PRUNING_SETTINGS}
-        return {**settings, "shared": self.shared, "publish": self.publish}
+    return [*words, "--vtoken-ablation", ablation]
 
 
-def _pruning(name: str, summary: str, *flags: str, **fields: Any) -> Arm:
-    defaults: dict[str, Any] = {"reference": "naive", "same_tokens_as": "naive"}
-    return Arm(name=name, summary=summary, vtoken_args=flags, prunes=True, **{**defaults, **fields})
+def launcher(ablation: str) -> list[str]:
+    """Command words up to and including the launcher; SGLang's flags follow."""
+    if ablation == "stock":
+        return [sys.executable, "-m", "sglang.launch_server"]
+    return [sys.executable, "-m", "vtoken_sglang.cli", "serve", *ablation_flags(ablation)]
 
 
-ARMS: dict[str, Arm] = {
-    arm.name: arm
-    for arm in (
-        Arm(
-            name="stock",
-            summary="SGLang untouched: its own launcher and its own attention backend.",
-            vtoken_args=None,
-        ),
-        Arm(
-            name="native",
-            summary="SGLang with this project's CPU attention backend and nothing else of it.",
-            vtoken_args=("--vtoken-policy", "none", "--vtoken-ablation", "native"),
-            reference="stock",
-        ),
-        Arm(
-            name="hook-only",
-            summary="Token table and slot map in force on every step, nothing evicted.",
-            vtoken_args=("--vtoken-policy", "none"),
-            reference="native",
-        ),
-        _pruning(
-            "naive",
-            "Tokens are evicted from attention, no page is returned.",
-            "--vtoken-ablation", "naive",
-            reference="native", same_tokens_as=None,
-        ),
-        _pruning(
-            "p1",
-            "Eviction at page size 1: every dead private slot is free at once, nothing is moved.",
-            page_size=1, same_tokens_as=None,
-        ),
-        _pruning(
-            "p1-never",
-            "Eviction at page size 1, prompts kept out of the prefix cache: theirs are freed, too.",
-            page_size=1, publish="never", same_tokens_as=None,
-        ),
-        _pruning(
-            "skip",
-            "Reclaim private pages; shared pages are left as they are (the paper's choice).",
-            shared="skip", same_tokens_as=None,
-        ),
-        _pruning(
-            "mask",
-            "Reclaim private pages; evicted tokens in shared pages only leave attention.",
-        ),
-        _pruning(
-            "cow",
-            "Reclaim; copy a request's survivors out of shared pages when it first evicts there.",
-            shared="cow",
-        ),
-        _pruning(
-            "auto",
-            "Reclaim, mask shared pages, and copy out of them where the cost rule says it pays.",
-            shared="auto",
-        ),
-        _pruning(
-            "publish-never",
-            "Reclaim with prompts kept out of the prefix cache: all pages are private.",
-            shared="auto", publish="never",
-        ),
-        _pruning(
-            "reclaim-async",
-            "The arm auto under another name, to set beside reclaim-sync.",
-            shared="auto",
-        ),
-        _pruning(
-            "reclaim-sync",
-            "As reclaim-async (auto), but the scheduler waits for every copy.",
-            "--vtoken-ablation", "sync-copy",
-            shared="auto",
-        ),
-    )
-}  # fmt: skip
-
-
-def select_arms(names: Sequence[str]) -> tuple[Arm, ...]:
-    """Return the named arms in the given order.
-
-    Raises:
-        ConfigError: no name, an unknown name, or a name given twice.
-    """
-    if not names:
-        raise ConfigError("arms", "at least one arm is needed", list(names))
-    for name in names:
-        if name not in ARMS:
-            raise ConfigError("arms", f"must be among {', '.join(ARMS)}", name)
-    if len(set(names)) != len(names):
-        raise ConfigError("arms", "each arm may be named once", ",".join(names))
-    return tuple(ARMS[name] for name in names)
-
-
-def rotated(arms: Sequence[Arm], repeat: int) -> tuple[Arm, ...]:
-    """Order of arms in one repeat (counted from 0): rotated, so that no arm is always first."""
-    shift = repeat % len(arms)
-    return (*arms[shift:], *arms[:shift])
+def rotated(items: Sequence[T], shift: int) -> list[T]:
+    """The items from place `shift` on, then those before it: no arm is always first."""
+    shift %= len(items)
+    return [*items[shift:], *items[:shift]]

@@ -67,8 +67,9 @@ class ModelTokenizer:
 
 
 def first_prompt(tokenizer: ChatTokenizer, system: str, user: str) -> list[int]:
-    """Ids of the opening prompt: system message, first user turn, open answer."""
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    """Ids of the opening prompt: system message if any, first user turn, open answer."""
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": user})
     return tokenizer.encode(tokenizer.render(messages))
 
 
@@ -79,7 +80,7 @@ def next_turn(tokenizer: ChatTokenizer, system: str, user: str) -> list[int]:
         ConfigError: the chat template does not reproduce an earlier answer.
     """
     messages = [
-        {"role": "system", "content": system},
+        *([{"role": "system", "content": system}] if system else []),
         {"role": "user", "content": "."},
         {"role": "assistant", "content": ANSWER_MARK},
         {"role": "user", "content": user},

@@ -17,9 +17,8 @@ from typing import Any
 
 import aiohttp
 
-from .counters import EvictionPlan, LookSampler
-from .pool import PoolSample, PoolSampler
-from .workload import Session, Workload
+from .sampling import PoolSample, PrunedSample, Sampler
+from .workloads.base import Session, Workload
 
 LANE_OFFSET_S = 0.02  # keeps the order of the first arrivals the same in every arm
 READ_TIMEOUT_S = 300.0
@@ -37,7 +36,6 @@ class RequestRecord:
         ttft_s: from sending to the first token; latency_s: to the last.
         gaps_s: time between successive tokens, one fewer than tokens.
         output_ids: generated token ids.
-        output_tokens: how many, where a client does not report their ids; else 0.
         queue_s: time the server kept it waiting before it first ran.
         retractions: how often the server took the request back out of its batch.
         error: empty, or why the request counts as failed.
@@ -53,7 +51,6 @@ class RequestRecord:
     latency_s: float = 0.0
     gaps_s: tuple[float, ...] = ()
     output_ids: tuple[int, ...] = ()
-    output_tokens: int = 0
     queue_s: float = 0.0
     retractions: int = 0
     error: str = ""
@@ -61,7 +58,7 @@ class RequestRecord:
     @property
     def tokens(self) -> int:
         """Generated tokens."""
-        return self.output_tokens or len(self.output_ids)
+        return len(self.output_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +68,7 @@ class RunTrace:
     records: tuple[RequestRecord, ...]
     pool: tuple[PoolSample, ...]
     duration_s: float
-    looks: tuple[EvictionPlan, ...] = ()
+    pruned: tuple[PrunedSample, ...] = ()
 
 
 def hash_ids(token_ids: Sequence[int]) -> str:
@@ -109,8 +106,8 @@ class LoadClient:
 
     Args:
         options: this package's options of every request (`custom_params["vtoken"]`); none: the
-            server's own hold.
-        look: whether to sample this package's counters as well, which asks the scheduler.
+            server's own hold. A seed among them is that of the first session; the others count on,
+            so that a policy that draws does not draw the same everywhere.
     """
 
     def __init__(
@@ -118,10 +115,9 @@ class LoadClient:
         base_url: str,
         sample_interval: float,
         options: Mapping[str, Any] | None = None,
-        look: bool = False,
     ) -> None:
         self._base_url, self._sample_interval = base_url, sample_interval
-        self._options, self._look = dict(options or {}), look
+        self._options = dict(options or {})
 
     def run(self, workload: Workload, on_request: Callable[[], None] = lambda: None) -> RunTrace:
         """Send every request of the workload; `on_request` is called after each.
@@ -137,11 +133,8 @@ class LoadClient:
             self._base_url, timeout=timeout, connector=connector
         ) as http:
             begin = time.perf_counter()
-            sampler = PoolSampler(http, begin, self._sample_interval)
-            looker = LookSampler(http, begin, self._sample_interval)
-            sampling = [asyncio.create_task(sampler.run())]
-            if self._look:
-                sampling.append(asyncio.create_task(looker.run()))
+            sampler = Sampler(http, begin, self._sample_interval)
+            sampling = asyncio.create_task(sampler.run())
             lanes: list[list[Session]] = [[] for _ in range(workload.lanes)]
             for session in workload.sessions:
                 lanes[session.lane].append(session)
@@ -154,15 +147,14 @@ class LoadClient:
                 )
                 duration = time.perf_counter() - begin
             finally:
-                for task in sampling:
-                    task.cancel()
-                await asyncio.gather(*sampling, return_exceptions=True)
+                sampling.cancel()
+                await asyncio.gather(sampling, return_exceptions=True)
         records = sorted((r for lane in done for r in lane), key=lambda r: (r.session, r.turn))
         return RunTrace(
             records=tuple(records),
-            pool=tuple(sampler.samples),
+            pool=tuple(sampler.pool),
             duration_s=duration,
-            looks=tuple(looker.looks),
+            pruned=tuple(sampler.pruned),
         )
 
     async def _lane(
@@ -179,9 +171,11 @@ class LoadClient:
         for session in sessions:
             if session.arrival_s is not None:
                 await asyncio.sleep(max(0.0, begin + session.arrival_s - time.perf_counter()))
-            prompt = list(session.first_prompt)
+            prompt, options = list(session.first_prompt), dict(self._options)
+            if "seed" in options:
+                options["seed"] += session.session
             for turn in range(session.turns):
-                record = await send(http, begin, session, turn, prompt, self._options)
+                record = await send(http, begin, session, turn, prompt, options)
                 records.append(record)
                 on_request()
                 if record.error:
@@ -241,23 +235,6 @@ async def send(
         retractions=int(meta.get("num_retractions") or 0),
         error=error,
     )
-
-
-async def stream_generate(
-    http: aiohttp.ClientSession, body: Mapping[str, Any]
-) -> tuple[StreamTimer, dict[str, Any]]:
-    """Send one streaming /generate request; returns its times and its last event, empty if none
-    came. Raises ClientError for an error status."""
-    timer = StreamTimer(time.perf_counter())
-    last: dict[str, Any] = {}
-    async with http.post("/generate", json=body) as answer:
-        answer.raise_for_status()
-        async for line in answer.content:
-            chunk = parse_event(line)
-            if chunk is not None:
-                timer.chunk(time.perf_counter(), len(chunk.get("output_ids", ())))
-                last = chunk
-    return timer, last
 
 
 def parse_event(line: bytes) -> dict[str, Any] | None:

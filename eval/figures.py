@@ -44,21 +44,6 @@ def read_figures(path: Path) -> dict[str, Any] | None:
     return document
 
 
-def check_target(path: Path, topic: str) -> dict[str, Any] | None:
-    """The document that figures of a topic would go into, None if it would be a new file. Call it
-    before hours are spent on measuring.
-
-    Raises:
-        FiguresError: the file is none of figures or is of another topic, or its folder is missing.
-    """
-    existing = read_figures(path)
-    if existing is not None and existing.get("topic") != topic:
-        raise FiguresError(f"figures: topic {topic!r} into {path} of {existing.get('topic')!r}")
-    if not path.parent.is_dir():
-        raise FiguresError(f"figures: {path.parent} is not a folder")
-    return existing
-
-
 def provenance_of(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     """All of `PROVENANCE` for one figure, its own fields before the file's."""
     figure = document["figures"][name]

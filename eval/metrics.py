@@ -1,53 +1,30 @@
-"""Numbers from one run, and from several. Percentiles interpolate linearly between samples."""
+"""Numbers from one run. Percentiles interpolate linearly between samples."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
 
+from .chat import ChatTokenizer
 from .client import RequestRecord, RunTrace
-from .pool import PoolSample
+from .sampling import PoolSample
+from .workloads.base import Workload
 
 PERCENTILES = (50, 95, 99)
 
 
-def distribution(values: Sequence[float]) -> dict[str, float]:
-    """mean, p50, p95, p99 and count; an empty sample gives count 0 only."""
+def distribution(name: str, values: Sequence[float]) -> dict[str, float]:
+    """`name_mean`, `name_p50`, `name_p95`, `name_p99`; nothing for no values."""
     if not values:
-        return {"count": 0}
+        return {}
     points = numpy.percentile(numpy.asarray(values, dtype=numpy.float64), PERCENTILES)
-    named = {f"p{level}": float(point) for level, point in zip(PERCENTILES, points, strict=True)}
-    return {"count": len(values), "mean": float(numpy.mean(values)), **named}
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """median, min, max, q1 and q3 of a figure over repeats.
-
-    Raises:
-        ValueError: no value.
-    """
-    if not values:
-        raise ValueError("values: at least one is needed, got none")
-    array = numpy.asarray(values, dtype=numpy.float64)
-    q1, median, q3 = numpy.percentile(array, (25, 50, 75))
-    return {
-        "median": float(median),
-        "min": float(array.min()),
-        "max": float(array.max()),
-        "q1": float(q1),
-        "q3": float(q3),
-    }
-
-
-def figure(values: Sequence[float], unit: str) -> dict[str, Any]:
-    """An entry of a figures file: median over repeats, with quartiles and extremes."""
-    found = spread(values)
-    shown = {key: found[key] for key in ("min", "q1", "q3", "max")}
-    return {"value": found["median"], "unit": unit, "spread": shown}
+    named = {f"{name}_p{at}": float(p) for at, p in zip(PERCENTILES, points, strict=True)}
+    return {f"{name}_mean": float(numpy.mean(values)), **named}
 
 
 def output_hash(records: Sequence[RequestRecord]) -> str:
@@ -64,66 +41,94 @@ def tpot(record: RequestRecord) -> float:
 
 
 def pool_use(samples: Sequence[PoolSample]) -> dict[str, float]:
-    """What running requests keep from others, over the samples in which any ran; else empty.
+    """What the gauges show while requests run; empty where there are no gauges.
 
-    `used_tokens_per_request` holds a request's private pages and its share of the cached ones that
-    requests lock, each locked page counted once.
+    `held_tokens` is the mean of used tokens, `held_per_request` that over running requests: their
+    private pages and their share of the cached ones they lock, each locked page counted once.
     """
     busy = [sample for sample in samples if sample.running]
     if not busy:
         return {}
     running = sum(sample.running for sample in busy)
     return {
-        "used_tokens_per_request": sum(sample.used for sample in busy) / running,
-        "mean_running": running / len(busy),
-        "mean_queued": sum(sample.queued for sample in busy) / len(busy),
+        "held_per_request": sum(sample.used for sample in busy) / running,
+        "held_tokens": sum(sample.used for sample in busy) / len(busy),
+        "peak_held_tokens": max(sample.used for sample in busy),
+        "cached_tokens_idle": sum(sample.evictable for sample in busy) / len(busy),
+        "running": running / len(busy),
+        "peak_running": max(sample.running for sample in busy),
+        "queued": sum(sample.queued for sample in busy) / len(busy),
     }
 
 
-def summarize(trace: RunTrace, server_cpu_s: float) -> dict[str, Any]:
+def goodput(records: Sequence[RequestRecord], ttft: float, per_token: float) -> int:
+    """Requests within both limits, in seconds; a limit of 0 does not count."""
+    return sum(
+        (not ttft or record.ttft_s <= ttft)
+        and (not per_token or record.tokens < 2 or tpot(record) <= per_token)
+        for record in records
+    )
+
+
+def summarize(
+    trace: RunTrace, cpu_s: float | None, slo: tuple[float, float] = (0.0, 0.0)
+) -> dict[str, Any]:
     """Figures of one run. Times in seconds, rates per second of the run's duration.
 
     Failed requests count in `failed` and nowhere else. `e2e` is the time from sending a request
     to its last token; `itl` is the time between two tokens, `tpot` its mean within a request;
-    `queue` is the time the server let a request wait; `server_cpu_ms_per_token` is CPU time
-    of all server processes per generated token.
+    `queue` is the time the server let a request wait. `computed_tokens` are prompt tokens that
+    were not cached.
+
+    Args:
+        cpu_s: CPU time of all server processes, None where unknown.
+        slo: limits of a good request, see `goodput`; `goodput` is left out without them.
     """
     good = [record for record in trace.records if not record.error]
     tokens = sum(record.tokens for record in good)
     prompt = sum(record.prompt_tokens for record in good)
     cached = sum(record.cached_tokens for record in good)
-    used = [sample.used for sample in trace.pool]
-    return {
+    found: dict[str, Any] = {
         "requests": len(good),
         "failed": len(trace.records) - len(good),
         "duration_s": trace.duration_s,
-        "request_throughput": len(good) / trace.duration_s,
+        "tokens_per_s": tokens / trace.duration_s,
+        "requests_per_s": len(good) / trace.duration_s,
         "output_tokens": tokens,
-        "output_tokens_per_s": tokens / trace.duration_s,
         "prompt_tokens": prompt,
-        "cached_tokens": cached,
+        "computed_tokens": prompt - cached,
         "cached_share": cached / prompt if prompt else 0.0,
-        "ttft": distribution([record.ttft_s for record in good]),
-        "itl": distribution([gap for record in good for gap in record.gaps_s]),
-        "e2e": distribution([record.latency_s for record in good]),
-        "tpot": distribution([tpot(record) for record in good if record.tokens > 1]),
-        "queue": distribution([record.queue_s for record in good]),
-        "tokens_per_answer": tokens / len(good) if good else 0.0,
+        **distribution("ttft", [record.ttft_s for record in good]),
+        **distribution("itl", [gap for record in good for gap in record.gaps_s]),
+        **distribution("e2e", [record.latency_s for record in good]),
+        **distribution("tpot", [tpot(record) for record in good if record.tokens > 1]),
+        **distribution("queue", [record.queue_s for record in good]),
         "retractions": sum(record.retractions for record in good),
         **pool_use(trace.pool),
-        "peak_used_tokens": max(used, default=0.0),
-        "mean_used_tokens": float(numpy.mean(used)) if used else 0.0,
-        "peak_running": max((sample.running for sample in trace.pool), default=0.0),
-        "peak_queued": max((sample.queued for sample in trace.pool), default=0.0),
-        "server_cpu_s": server_cpu_s,
-        "server_cpu_ms_per_token": 1000 * server_cpu_s / tokens if tokens else 0.0,
         "output_sha256": output_hash(trace.records),
     }
+    if any(slo):
+        found["goodput"] = goodput(good, *slo) / trace.duration_s
+    if cpu_s is not None and tokens:
+        found["cpu_ms_per_token"] = 1000 * cpu_s / tokens
+    return found
 
 
-def figure_at(summary: Mapping[str, Any], path: str) -> float | None:
-    """The number at a dotted path such as "e2e.p95"; None where no request gave a sample."""
-    value: Any = summary
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return None if value is None else float(value)
+def contains(answer: str, expected: str) -> bool:
+    """Whether `expected` stands in the answer, letter case ignored, not inside a longer word."""
+    found = re.search(rf"(?<!\w){re.escape(expected.strip())}(?!\w)", answer, re.IGNORECASE)
+    return bool(expected.strip()) and found is not None
+
+
+def recall(
+    workload: Workload, records: Sequence[RequestRecord], tokenizer: ChatTokenizer
+) -> list[bool]:
+    """Of every question whose answer is known, whether one of the right texts stands in it."""
+    right = []
+    for record in records:
+        expected = workload.sessions[record.session].expected
+        texts = expected[record.turn] if expected else ()
+        if texts and not record.error:
+            answer = tokenizer.decode(record.output_ids)
+            right.append(any(contains(answer, text) for text in texts))
+    return right

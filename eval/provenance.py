@@ -1,9 +1,8 @@
-"""Where a result comes from: versions, patch series, commit, machine, command."""
+"""Where a result comes from: versions, commit, machine, command."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import platform
@@ -31,13 +30,6 @@ def versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             found[label] = None
     return found
-
-
-def patch_series_hash() -> str | None:
-    """Hash of the patch series shipped with the package, None where there is none."""
-    with contextlib.suppress(ImportError, AttributeError):
-        return str(importlib.import_module("vtoken_sglang.patching").series_hash())
-    return None
 
 
 def git_commit() -> str | None:
@@ -127,45 +119,25 @@ def portable_command(words: Sequence[str]) -> str:
     return shlex.join(portable(words))
 
 
-DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
-
-
-def kv_bytes_per_token(folder: Path, dtype: str) -> int | None:
-    """K and V of one token in all layers by a model's config.json; None where it is not clear."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        heads = int(config["num_attention_heads"])
-        size = int(config.get("head_dim") or config["hidden_size"] // heads)
-        kv_heads = int(config.get("num_key_value_heads") or heads)
-        return 2 * int(config["num_hidden_layers"]) * kv_heads * size * DTYPE_BYTES[dtype]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def model_facts(model: str, dtype: str = "", fetch: bool = False) -> dict[str, Any]:
-    """Name of a model; for a local folder, its weights; and the K and V of a token in bytes, where
-    its configuration is at hand (`fetch`: that of a model given by name may be asked for)."""
+def model_facts(model: str) -> dict[str, Any]:
+    """Name of a model and, where its configuration is at hand, its `context` in tokens."""
     folder = Path(model)
     facts: dict[str, Any] = {"name": folder.name or model}
-    if folder.is_dir():
-        weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("*.gguf")]
-        facts["weight_bytes"] = sum(path.stat().st_size for path in weights)
-    else:
-        folder = cached_folder(model, fetch)
-    kv_bytes = kv_bytes_per_token(folder, dtype)
-    if kv_bytes is not None:
-        facts["kv_bytes_per_token"] = kv_bytes
+    if not folder.is_dir():
+        folder = cached_folder(model)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        facts["context"] = int(config["max_position_embeddings"])
     return facts
 
 
-def cached_folder(model: str, fetch: bool) -> Path:
+def cached_folder(model: str) -> Path:
     """Where the hub's cache keeps the configuration of a model given by name; a folder that does
     not exist if it has none."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import try_to_load_from_cache
 
-    with contextlib.suppress(OSError, ValueError):  # not reached, or no name that a hub could know
-        look = hf_hub_download if fetch else try_to_load_from_cache
-        found = look(model, "config.json")
+    with contextlib.suppress(OSError, ValueError):  # no name that a hub could know
+        found = try_to_load_from_cache(model, "config.json")
         if isinstance(found, str):
             return Path(found).parent
     return Path(model)
@@ -183,10 +155,9 @@ def figures_head(module: str, words: Sequence[str], device: str = "cpu") -> dict
 
 
 def origin(device: str) -> dict[str, Any]:
-    """Everything above about this moment: versions, patch series, commit, machine."""
+    """Everything above about this moment: versions, commit, machine."""
     return {
         "versions": versions(),
-        "patch_series": patch_series_hash(),
         "commit": git_commit(),
         "machine": machine(device),
     }

@@ -1,280 +1,175 @@
-"""One self-contained HTML page from one or more results: no script, no outside resource."""
+"""One HTML page about measured studies: a verdict, the trade-offs, everything else folded away.
+
+The page needs nothing from outside: plots, their script and the table of every run are inside.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+import importlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
+import pandas as pd
 
-from . import plots
-from .compare import FIGURES
-from .errors import ResultsError
-from .findings import findings
-from .overview import overview_table
-from .provenance import device_label, portable
-from .report_plots import FEW_ARMS, Plot, figures_plots, result_plots, table_plots
-from .results import write_new
-from .rows import rows_of, study_name
-from .table import memory_lines, number, token_lines, warning_lines
+from . import verdict
+from .errors import ConfigError, ResultsError
+from .results import number
+from .store import read_runs
+from .table import LABELS, METRICS, long_table, runs_table, summary, wide
 
-TEMPLATE = "report.html.j2"
-MILLISECOND_UNITS = {"s": ("ms", 1000.0), "share": ("%", 100.0), "bytes": ("MB", 1e-6)}
+TEMPLATES = Path(__file__).parent / "templates"
+MANY = 8
+FIRST = ("quality_memory", "quality_throughput", "throughput_latency", "pool")
+TITLES = {
+    "quality_memory": "Quality against memory",
+    "quality_throughput": "Quality against throughput",
+    "throughput_latency": "Throughput against latency",
+    "pool": "Memory held over time",
+    "running": "Requests running over time",
+}
+SHOWN = ("tokens_per_s", "held_per_request", "e2e_p95", "ttft_p95", "quality", "recall")
+Study = tuple[dict[str, Any], list[dict[str, Any]]]
 
 
-def write_report(
-    results: Sequence[Mapping[str, Any]], path: Path, figures: Sequence[Mapping[str, Any]] = ()
-) -> Path:
-    """Render the results, and figures files beside them, into a new file and return its path.
+def read_studies(paths: Sequence[Path]) -> list[Study]:
+    """Every study at or below the paths (a file, a study's folder, or a folder of such).
 
     Raises:
-        ResultsError: nothing to show, or the file exists.
+        ResultsError: nothing measured there.
     """
-    if not results and not figures:
-        raise ResultsError("report: at least one result is needed")
-    write_new(path, render(results, figures))
+    found: list[Study] = []
+    for path in paths:
+        files = sorted(path.glob("**/runs.jsonl")) if path.is_dir() else [path]
+        if not files:
+            raise ResultsError(f"{path}: no measured study in it (no runs.jsonl)")
+        found += [read_runs(file) for file in files]
+    if not any(runs for _, runs in found):
+        raise ResultsError(f"{', '.join(map(str, paths))}: not one run was measured")
+    return [study for study in found if study[1]]
+
+
+def check_extras() -> None:
+    """Raise ConfigError if a package that draws is missing: better before hours of measuring."""
+    for name in ("altair", "jinja2", "vl_convert"):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            rule = "the report needs the extra eval: pip install 'vtoken-sglang[eval]'"
+            raise ConfigError("report", rule, name) from error
+
+
+def write_report(studies: Sequence[Study], path: Path) -> Path:
+    """Write the page, and beside it `runs.csv` with a row per run.
+
+    Raises:
+        ConfigError: the packages that draw are missing.
+        ResultsError: the file cannot be written.
+    """
+    page, runs = render(studies)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8")
+        runs.to_csv(path.with_name("runs.csv"), index=False)
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror}") from error
     return path
 
 
-def write_pngs(
-    results: Sequence[Mapping[str, Any]], figures: Sequence[Mapping[str, Any]], folder: Path
-) -> int:
-    """Write every plot of the report as a PNG file into a folder; returns how many.
+def render(studies: Sequence[Study]) -> tuple[str, pd.DataFrame]:
+    """The page, and the table of every run that it holds."""
+    check_extras()
+    import altair as alt
+    import jinja2
+    import vl_convert
 
-    Raises:
-        ResultsError: the folder cannot be made or written.
-    """
-    shown = table_plots(_table_rows(results, figures))
-    shown += [plot for result in results for plot in result_plots(result)]
-    shown += [plot for document in figures for plot in figures_plots(document)]
-    make_folder(folder)
-    try:
-        for plot in shown:
-            (folder / f"{plot.name}.png").write_bytes(plots.to_png(plot.figure))
-    except OSError as error:
-        raise ResultsError(f"--png {folder}: {error.strerror}") from error
-    return len(shown)
-
-
-def make_folder(folder: Path) -> None:
-    """Make the folder of `--png`. Raises ResultsError if that cannot be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ResultsError(f"--png {folder}: {error.strerror}") from error
-
-
-def render(results: Sequence[Mapping[str, Any]], figures: Sequence[Mapping[str, Any]] = ()) -> str:
-    """The page as text."""
+    runs = runs_table(studies)
+    cells = summary(long_table(runs))
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True,
         lstrip_blocks=True,
-    )
+    )  # fmt: skip
     environment.filters["number"] = number
-    rows = _table_rows(results, figures)
-    return environment.get_template(TEMPLATE).render(
-        sections=[section(result) for result in results],
-        overview=overview_table(rows) if rows else None,
-        findings=findings(rows),
-        overview_plots=inline(table_plots(rows)),
-        frontier=any(document["topic"] == "capacity" for document in figures),
-        figures=[figures_section(document) for document in figures],
-    )
-
-
-def _table_rows(
-    results: Sequence[Mapping[str, Any]], figures: Sequence[Mapping[str, Any]]
-) -> list[Mapping[str, Any]]:
-    """Rows of the studies, or of the table in a figures file, which stands for its cells."""
-    rows: list[Mapping[str, Any]] = [*rows_of([result for result in results if "study" in result])]
-    return rows or [row for document in figures for row in document.get("rows", ())]
-
-
-def section(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template shows of one result."""
-    runs, few = result["runs"], len(result["summary"]) <= FEW_ARMS + 1
-    return {
-        "title": f"{result['model']['name']}, {study_name(result)}",
-        "facts": headline_facts(result),
-        "cards": [card(entry) for entry in result["comparisons"]] if few else [],
-        "tokens": [*token_lines(result), *memory_lines(result)],
-        "arms": result["arms"],
-        "summary": summary_table(result),
-        "ratios": ratio_table(result),
-        "plots": inline(result_plots(result)),
-        "runs": [run_row(run) for run in runs],
-        "warnings": warning_lines(result),
-        "config": table_of(result["config"]),
-        "workload": table_of(result["workload"]),
-        "dataset": table_of(result["dataset"]),
-        "versions": table_of(
-            {**result["versions"], "patch series": result["patch_series"] or "none"}
+    version = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+    page = environment.get_template("report.html.j2").render(
+        studies=[_study(study, runs, cells) for study in studies],
+        metrics=METRICS,
+        shown=SHOWN,
+        script=vl_convert.javascript_bundle(None, vl_version=version).replace(
+            "</script", "<\\/script"
         ),
-        "machine": table_of(result["machine"]),
-        "command": result["command"],
-        "servers": {run["arm"]: run["command"] for run in runs},
-    }
+        csv=runs.to_csv(index=False),
+        same_quality=verdict.SAME_QUALITY,
+    )
+    return page, runs
 
 
-def headline_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The line under the title."""
-    at = [str(run["at"]) for run in result["runs"] if "at" in run]  # cells of a grid
-    return [
-        ("measured", f"{min(at)} to {max(at)}" if at else str(result["started"])),
-        ("machine", device_label(dict(result["machine"]))),
-        ("repeats", _repeats(result)),
-        ("requests per run", str(result["workload"]["requests"])),
-        ("commit", ", ".join(map(_commit, result.get("commits", [result["commit"]])))),
-    ]
+def _study(study: Study, runs: pd.DataFrame, cells: pd.DataFrame) -> dict[str, Any]:
+    from .charts import charts_of
 
-
-def _repeats(result: Mapping[str, Any]) -> str:
-    """How many, and how many of them every arm has, where that is not all."""
-    planned = int(result["config"]["repeats"])
-    done = Counter(run["arm"] for run in result["runs"])
-    least = min(done.values(), default=0)
-    return str(planned) if least == planned else f"{least} of {planned} for every arm"
-
-
-def _commit(commit: str | None) -> str:
-    dirty = " (with local changes)" if commit and commit.endswith("-dirty") else ""
-    return str(commit or "none")[:12] + dirty
-
-
-def card(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The two ratios that matter most of one arm to its reference."""
-    shown = []
-    for path, label in (("request_throughput", "throughput"), ("e2e.p95", "p95 latency")):
-        ratio = entry["ratios"].get(path)
-        if ratio is not None:
-            change = 100 * (ratio["median"] - 1)
-            shown.append(
-                {
-                    "label": label,
-                    "value": f"{ratio['median']:.3f}",
-                    "change": f"{change:+.1f} %",
-                    "range": f"{ratio['min']:.3f}–{ratio['max']:.3f}",
-                }
-            )
-    return {"arm": entry["arm"], "reference": entry["reference"], "figures": shown}
-
-
-def shown_unit(path: str) -> tuple[str, float]:
-    """Unit a figure is shown in, and what to multiply its value by."""
-    unit = FIGURES[path][1]
-    return MILLISECOND_UNITS.get(unit, (unit, 1.0))
-
-
-def summary_table(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures as rows, arms as columns: median with minimum and maximum."""
-    arms = list(result["summary"])
-    rows = []
-    for path, (label, _, _) in FIGURES.items():
-        if not any(path in result["summary"][arm] for arm in arms):
-            continue
-        unit, factor = shown_unit(path)
-        cells = []
-        for arm in arms:
-            figure = result["summary"][arm].get(path)
-            if figure is None:
-                cells.append({"value": "-", "range": ""})
-                continue
-            low, high = number(figure["min"] * factor), number(figure["max"] * factor)
-            cells.append({"value": number(figure["median"] * factor), "range": f"{low}–{high}"})
-        rows.append({"label": label, "unit": unit, "cells": cells})
-    return {"arms": arms, "rows": rows}
-
-
-def ratio_table(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures as rows, arm / reference pairs as columns; marks which way is better."""
-    pairs = result["comparisons"]
-    rows = []
-    for path, (label, _, more_is_better) in FIGURES.items():
-        if more_is_better is None:
-            continue
-        cells = []
-        for entry in pairs:
-            ratio = entry["ratios"].get(path)
-            cells.append(
-                {
-                    "value": f"{ratio['median']:.3f}" if ratio else "-",
-                    "range": f"{ratio['min']:.3f}–{ratio['max']:.3f}" if ratio else "",
-                }
-            )
-        rows.append(
-            {"label": label, "better": "higher" if more_is_better else "lower", "cells": cells}
-        )
-    return {"pairs": [f"{entry['arm']} / {entry['reference']}" for entry in pairs], "rows": rows}
-
-
-def inline(shown: Sequence[Plot]) -> list[dict[str, Any]]:
-    """Plots as the template takes them."""
-    return [{"caption": plot.caption, "svg": Markup(plots.to_svg(plot.figure))} for plot in shown]
-
-
-def figures_section(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template shows of one figures file."""
-    rows = []
-    for name, figure in sorted(document["figures"].items()):
-        spread = figure.get("spread") or {}
-        low, high = spread.get("min"), spread.get("max")
-        known = low is not None and high is not None
-        rows.append(
-            {
-                "name": name,
-                "value": _plain(figure["value"]),
-                "range": f"{_plain(low)}–{_plain(high)}" if known else "",
-                "unit": str(figure.get("unit") or ""),
-            }
-        )
+    head, traces = study
+    name = head["name"]
+    mine, of_study = runs[runs["study"] == name], cells[cells["study"] == name]
+    charts = charts_of(mine, wide(of_study), traces)
+    specs = {key: json.loads(chart.to_json(indent=None)) for key, chart in charts.items()}
     return {
-        "topic": document["topic"],
-        "command": str(document.get("command")),
-        "device": str(document.get("device")),
-        "rows": rows,
-        "plots": inline(figures_plots(document)),
+        "head": head,
+        "best": verdict.best_of(cells, name),
+        "sharing": verdict.sharing_of(runs, name),
+        "specs": specs,
+        "titles": {key: TITLES.get(key) or _title_of(key) for key in specs},
+        "first": [key for key in FIRST if key in specs],
+        "arms": list(dict.fromkeys(mine["arm"])),
+        "shown_first": _shown_first(mine),
+        "rows": _rows(of_study),
+        "columns": [name for name in SHOWN if name in set(of_study["metric"])],
+        "all_columns": [name for name in METRICS if name in set(of_study["metric"])],
+        "failed": int(mine["failed"].sum()),
+        "repeats": int(mine["repeat"].nunique()),
     }
 
 
-def _plain(value: Any) -> str:
-    return number(float(value)) if isinstance(value, (int, float)) else str(value)
+def _shown_first(runs: pd.DataFrame) -> list[str]:
+    """The arms that a page with many of them draws until it is told otherwise."""
+    arms = runs.drop_duplicates("arm")
+    if len(arms) > MANY:
+        arms = arms[arms["native"].astype(bool) | (arms["shared"] == "auto")]
+    return list(arms["arm"])
 
 
-def run_row(run: Mapping[str, Any]) -> dict[str, str]:
-    """One line of the table of all runs."""
-    summary = run["summary"]
-    return {
-        "repeat": str(run["repeat"] + 1),
-        "arm": str(run["arm"]),
-        "start, s": number(run["startup_s"]),
-        "load before": number(run["load_average_before"]),
-        "served, s": number(summary["duration_s"]),
-        "tokens/s": number(summary["output_tokens_per_s"]),
-        "TTFT p95, ms": number(1000 * summary["ttft"].get("p95", 0.0)),
-        "ITL p95, ms": number(1000 * summary["itl"].get("p95", 0.0)),
-        "e2e p95, s": number(summary["e2e"].get("p95", 0.0)),
-        "CPU, s": number(summary["server_cpu_s"]),
-        "failed": str(summary["failed"]),
-        "output": str(summary["output_sha256"])[:10] if _told_ids(run) else "-",
-    }
+def _title_of(key: str) -> str:
+    return verdict.titled(key.removeprefix("runs_")).capitalize() + ", every run"
 
 
-def _told_ids(run: Mapping[str, Any]) -> bool:
-    """Whether the client tells the generated ids: SGLang's own benchmark does not."""
-    return any(request["output_ids"] for request in run["requests"])
-
-
-def table_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Facts as label and text, long paths cut to their last part."""
+def _rows(cells: pd.DataFrame) -> list[dict[str, Any]]:
+    """Per arm and load its labels and, by metric, the figures of the summary."""
     rows = []
-    for key, value in facts.items():
-        if isinstance(value, (list, tuple)):
-            value = " ".join(str(item) for item in value) or "none"
-        rows.append((key.replace("_", " "), portable(["none" if value is None else str(value)])[0]))
+    for (arm, load), group in cells.groupby(["arm", "load"], sort=False):
+        first = group.iloc[0]
+        figures = {row["metric"]: row for _, row in group.iterrows()}
+        labels = {name: first[name] for name in LABELS}
+        rows.append(
+            {"arm": arm, "load": load, "native": first["native"], **labels, "figures": figures}
+        )
     return rows
+
+
+def pictures(studies: Sequence[Study], folder: Path) -> list[Path]:
+    """Every first plot as an SVG file, for texts that show one."""
+    from .charts import charts_of
+
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = runs_table(studies)
+    cells = summary(long_table(runs))
+    written = []
+    for head, traces in studies:
+        name = head["name"]
+        mine = runs[runs["study"] == name]
+        charts: Mapping[str, Any] = charts_of(mine, wide(cells[cells["study"] == name]), traces)
+        for key in FIRST:
+            if key in charts:
+                path = folder / f"{name}-{key}.svg"
+                charts[key].properties(width=520).save(str(path))
+                written.append(path)
+    return written

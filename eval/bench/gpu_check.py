@@ -4,7 +4,7 @@
     kernel_mismatches flashinfer   real plans over compacted rows, graph replay across a commit
     flashinfer_max_error times        copy, pack, decode attention
     copy_ratio, ... served       with --model, where sglang is installed: real servers, compared by
-    `eval quick`
+    `eval study demo`
 
 Each part writes its figures when it is done, so a run that is cut short keeps what it measured. A
 part that cannot run here says why and writes nothing; one that fails does not stop the others.
@@ -31,10 +31,10 @@ from typing import Any
 import torch
 
 from eval import provenance
-from eval.arms import ARMS
 from eval.errors import FiguresError
 from eval.figures import write_figures
-from eval.table import aligned, number
+from eval.markdown import table
+from eval.results import number
 
 from . import flashinfer_checks
 from .flashinfer_loader import load_flashinfer
@@ -176,10 +176,9 @@ def served(check: Check) -> None:
     left = LIMIT_S - (time.monotonic() - check.started)
     if left < MIN_SERVED_S:
         raise NotHereError(f"{left:.0f} s are left, too few to start servers")
-    ours = "auto" if "auto" in ARMS else "hook-only"
-    command = [sys.executable, "-m", "eval", "quick", "--device", "cuda"]
-    command += ["--arms", f"stock,{ours}" if ours == "auto" else f"stock,native,{ours}"]
+    command = [sys.executable, "-m", "eval", "study", "demo", "--device", "cuda"]
     command += ["--model", check.model, "--dataset", check.dataset, "--repeats", "1"]
+    command += ["--ablations", "stock"]
     what = shlex.join(command[2:])
     process = subprocess.Popen(command)
     try:
@@ -253,11 +252,15 @@ def saver(out: Path, commit: str | None) -> Callable[[Check], None]:
 
 def report(check: Check) -> str:
     """A short table of figures, failed comparisons, and what did not run."""
-    rows = [["figure", "value", "unit"]]
+    rows = []
     for name, figure in check.figures.items():
         value = figure["value"]
         rows.append([name, str(value) if isinstance(value, int) else _shown(value), figure["unit"]])
-    lines = ["dry run on a CPU: nothing was measured"] if check.dry else [aligned(rows)]
+    lines = (
+        ["dry run on a CPU: nothing was measured"]
+        if check.dry
+        else [table(["figure", "value", "unit"], rows)]
+    )
     failed = [case for case in check.cases if not case.passed]
     lines.append(f"{len(check.cases)} comparisons, {len(failed)} failed")
     lines += [f"FAILED {case.kernel}: {case.what}: {case.error} > {case.limit}" for case in failed]

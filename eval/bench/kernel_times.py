@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from eval.metrics import spread
+from eval.results import spread
 from vtoken_sglang.kernels.copy_slots.triton import copy_slots_triton
 from vtoken_sglang.kernels.pack_live.triton import pack_live_triton
 

@@ -23,8 +23,8 @@ from torch import Tensor
 from transformers import AutoConfig
 from vtoken_sglang_eval import provenance
 from vtoken_sglang_eval.figures import write_figures
-from vtoken_sglang_eval.metrics import figure
 from vtoken_sglang_eval.models import ensure_smollm2
+from vtoken_sglang_eval.results import figure
 
 from vtoken_sglang.engine.observe.rotary import KeyRotation
 from vtoken_sglang.errors import VTokenError
@@ -105,7 +105,7 @@ def main(words: Sequence[str] | None = None) -> int:
     document = {
         "topic": "policies",
         **provenance.figures_head(MODULE, arguments),
-        "settings": {**settings, "patch_series": provenance.patch_series_hash()},
+        "settings": dict(settings),
         "repeats": chosen.repeats,
         "figures": figures,
     }

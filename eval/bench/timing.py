@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from eval.metrics import spread
+from eval.results import spread
 
 WARM_UPS = 5
 # GPU cycles that the stream is kept busy first, about 0.1 s. While the host enqueues the runs, the

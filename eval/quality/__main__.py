@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace, list[str]], bool], str]]
     "seeds": (commands.seeds_command, "scores of a cached prefix handed on, and not"),
     "kvpress": (commands.kvpress_command, "the same policies in kvpress"),
     "lines": (commands.lines_command, "length of the policies' files"),
-    "plots": (commands.plots_command, "draw the plots of --out, fill in the tables of --doc"),
+    "tables": (commands.tables_command, "fill in the tables of --doc from --out"),
 }
 
 
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
             metavar="FILE",
             help="figures file, topic policies (quality for lookups)",
         )
-        if name in ("lines", "plots"):
+        if name in ("lines", "tables"):
             commands.add_options(name, command)
             continue
         add("--work", type=Path, default=Path("reports/quality"), metavar="DIR",

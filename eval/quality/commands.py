@@ -11,12 +11,12 @@ from typing import Any
 from vtoken_sglang_eval import provenance
 from vtoken_sglang_eval.chat import ChatTokenizer, ModelTokenizer
 from vtoken_sglang_eval.errors import FiguresError
-from vtoken_sglang_eval.figures import check_target, read_figures, write_figures
+from vtoken_sglang_eval.figures import read_figures, write_figures
 from vtoken_sglang_eval.markdown import fill_file
 from vtoken_sglang_eval.models import ensure_smollm2
 from vtoken_sglang_eval.sharegpt import Dataset, find_dataset, load_dataset
 
-from . import lookup_runs, peer, perplexity, plots, questions, ruler, seeds, served, tables
+from . import lookup_runs, peer, perplexity, questions, ruler, seeds, served, tables
 from .cells import Cell, grid, policy_names
 from .lookups import lookups
 from .policy_lines import lines_figure
@@ -61,8 +61,8 @@ def add_options(name: str, command: argparse.ArgumentParser) -> None:
             help="by name, separated by commas (default: %(default)s)")  # fmt: skip
     if name == "seeds":
         add("--conversations", type=positive, default=4, metavar="N", help="default: 4")
-    if name == "plots":
-        add("--doc", type=Path, metavar="FILE", help="also fill in the tables of this text")
+    if name == "tables":
+        add("--doc", type=Path, required=True, metavar="FILE", help="the text to fill in")
     if name == "kvpress":
         add("--kvpress-python", type=Path, required=True, metavar="PATH",
             help="interpreter of an environment that has kvpress")  # fmt: skip
@@ -114,18 +114,17 @@ def write(
     settings: Mapping[str, Any],
     topic: str = "policies",
 ) -> None:
-    """Merge one command's figures into --out and draw the plots beside it."""
+    """Merge one command's figures into --out."""
     document = {
         "topic": topic,
         **provenance.figures_head(MODULE, words),
-        "settings": {**settings, "patch_series": provenance.patch_series_hash()},
+        "settings": dict(settings),
         "repeats": 1,
         "figures": figures,
     }
-    written = write_figures(chosen.out, document, getattr(chosen, "force", False))
+    write_figures(chosen.out, document, getattr(chosen, "force", False))
     for name, entry in figures.items():
         print(f"{name:48} {entry['value']:.4g}")
-    plots.draw_all(written, chosen.out.parent)
 
 
 def perplexity_command(chosen: argparse.Namespace, words: list[str]) -> bool:
@@ -286,7 +285,7 @@ def kvpress_command(chosen: argparse.Namespace, words: list[str]) -> bool:
 
 def lookups_command(chosen: argparse.Namespace, words: list[str]) -> bool:
     """Rows hold a policy's answers whatever else was asked, so that policies may be added later."""
-    check_target(chosen.out, "quality")
+    read_figures(chosen.out)  # refused before an hour is spent on measuring, not after
     inputs = inputs_of(chosen)
     lengths = lookup_runs.LENGTHS[: chosen.lengths]
     tasks = lookups(inputs.tokenizer, inputs.source, lengths, chosen.rounds, chosen.seed)
@@ -316,12 +315,9 @@ def lines_command(chosen: argparse.Namespace, words: list[str]) -> bool:
     return True
 
 
-def plots_command(chosen: argparse.Namespace, words: list[str]) -> bool:
+def tables_command(chosen: argparse.Namespace, words: list[str]) -> bool:
     document = read_figures(chosen.out)
     if document is None:
         raise FiguresError(f"{chosen.out}: no such file")
-    for path in plots.draw_all(document, chosen.out.parent):
-        print(path.name)
-    if chosen.doc is not None:
-        fill_file(chosen.doc, tables.tables(document))
+    fill_file(chosen.doc, tables.tables(document))
     return True

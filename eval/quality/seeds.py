@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from vtoken_sglang_eval.cell import flush_cache
 from vtoken_sglang_eval.chat import ChatTokenizer
+from vtoken_sglang_eval.targets import flush_cache
 
 from .cells import Cell
 from .questions import INTERVAL, accuracy_figure

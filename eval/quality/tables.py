@@ -15,25 +15,21 @@ PLACEMENTS: Final = {"after": "question seen", "before": "question not seen"}
 
 
 def tables(document: Mapping[str, Any]) -> dict[str, str]:
-    """Markdown by the name of its mark, plots included; what was not measured is left out."""
+    """Markdown by the name of its mark; what was not measured is left out."""
     figures = document["figures"]
     found: dict[str, str] = {}
     if "perplexity_full" in figures:
-        found["perplexity"] = _perplexity(figures) + _image("perplexity")
+        found["perplexity"] = _perplexity(figures)
     asked = [kind for kind in KINDS if f"{kind}_after_full" in figures]
     if asked:
-        found["questions"] = _questions(figures) + "".join(map(_image, asked))
+        found["questions"] = _questions(figures)
     if "kvpress_gap_full" in figures:
-        found["kvpress"] = _kvpress(figures) + _image("kvpress")
+        found["kvpress"] = _kvpress(figures)
     if "served_eviction_mismatches" in figures:
         found["served"] = _served(figures)
     if any(name.startswith("reuse_prefix_scores_") for name in figures):
         found["seeds"] = _seeds(figures)
     return found
-
-
-def _image(metric: str) -> str:
-    return f"\n\n![{metric}](results/policies_{metric}.png)"
 
 
 def _names(policy: str) -> list[str]:

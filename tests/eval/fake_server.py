@@ -3,7 +3,8 @@
 Run as a script. Tokens follow from the prompt alone (`--shift` changes them), so runs can be
 compared. `--fail` picks a way to fail: `exit` at once, `hang` (never healthy), `die` (ends while
 answering), `refuse` (HTTP 500), `short` (too few tokens), `deaf` (goes on when
-interrupted). Unknown flags are ignored.
+interrupted), `choosy` (refuses requests that are to be pruned). `--plain` is a server without this
+package and without metrics, `--foreign` one that is not SGLang. Unknown flags are ignored.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from typing import Any
 OPTIONS = argparse.ArgumentParser()
 OPTIONS.add_argument("--port", type=int, required=True)
 OPTIONS.add_argument("--fail", default="")
+OPTIONS.add_argument("--plain", action="store_true")
+OPTIONS.add_argument("--foreign", action="store_true")
+OPTIONS.add_argument("--model-path", default="")
+OPTIONS.add_argument("--asked-file", default="", help="append what each request asks for")
 OPTIONS.add_argument("--shift", type=int, default=0)
 OPTIONS.add_argument("--child-file", default="", help="start a child, write its process id here")
 
@@ -33,11 +38,16 @@ class Handler(BaseHTTPRequestHandler):
     answered = 0
 
     def do_GET(self) -> None:
-        if self.path.startswith("/metrics"):
+        if self.options.foreign or (self.options.plain and self.path.startswith("/metrics")):
+            self._answer(b"<html>", status=404 if self.options.plain else 200)
+        elif self.path.startswith("/metrics"):
             used = f"sglang:kv_used_tokens {Handler.served_tokens}.0\n"
             self._answer(f"{used}sglang:num_running_reqs 1.0\n".encode())
         elif self.path.startswith("/server_info"):
-            self._answer(json.dumps({"internal_states": [{"vtoken": self._counters()}]}).encode())
+            state = {} if self.options.plain else {"vtoken": self._counters()}
+            info = {"internal_states": [state], "model_path": self.options.model_path}
+            info |= {"page_size": 16, "max_total_num_tokens": 4096}
+            self._answer(json.dumps(info).encode())
         elif self.options.fail == "hang":
             self._answer(b"", status=503)
         else:
@@ -53,7 +63,18 @@ class Handler(BaseHTTPRequestHandler):
         elif self.options.fail == "refuse":
             self._answer(b"no thanks", status=500)
         else:
-            self._stream(json.loads(body))
+            self._generate(json.loads(body))
+
+    def _generate(self, request: dict[str, Any]) -> None:
+        said = request["sampling_params"].get("custom_params", {}).get("vtoken")
+        if self.options.asked_file:
+            with open(self.options.asked_file, "a", encoding="utf-8") as stream:
+                stream.write(json.dumps(said) + "\n")
+        if self.options.fail == "choosy" and (said or {}).get("policy", "none") != "none":
+            error = {"error": {"message": "vtoken.policy: this server prunes nothing"}}
+            self._answer(json.dumps(error).encode(), status=400)
+        else:
+            self._stream(request)
 
     def _counters(self) -> dict[str, Any]:
         """As if every answered request had lost one token."""

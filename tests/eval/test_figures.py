@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 from vtoken_sglang_eval.errors import FiguresError
 from vtoken_sglang_eval.figures import merge_figures, provenance_of, read_figures, write_figures
-from vtoken_sglang_eval.serve_figures import serve_figures
+from vtoken_sglang_eval.options import Options
+from vtoken_sglang_eval.studies import read_toml, shipped
+from vtoken_sglang_eval.study_figures import figures_of, write_declared
+from vtoken_sglang_eval.table import runs_table
 
-from tests.eval.builders import record, result_of, run_of, three_arm_result
+from tests.eval.builders import study
+from vtoken_sglang.errors import VTokenError
 
 
 def document(command: str, names: list[str], repeats: int = 3, **changes: Any) -> dict[str, Any]:
@@ -126,24 +130,86 @@ def test_a_file_that_is_no_figures_file_is_left_alone(tmp_path: Path, text: str)
     assert path.read_text() == text
 
 
-def test_serve_figures_of_a_result() -> None:
-    result = three_arm_result()
-    figures = serve_figures(result)
-    assert figures["figures"]["hook_only_throughput_ratio"]["value"] == pytest.approx(2.0 / 2.2)
-    assert figures["figures"]["hook_only_p95_ratio"]["value"] == pytest.approx(1.0)
-    assert figures["settings"]["requests"] == 2
-    assert figures["repeats"] == 2
-    assert merge_figures(None, figures)["figures"].keys() == figures["figures"].keys()
+SPEED = {"native": (2.0, 4.0), "snapkv 0.5 mask": (1.0, 2.0), "snapkv 0.5 auto": (0.5, 1.0)}
+DECLARED = """
+[figures]
+topic = "cow"
+[[figures.figure]]
+name = "ratio_{policy}_keep{keep}_{shared}"
+metric = "tokens_per_s"
+of = { shared = ["mask", "auto"] }
+over = { policy = "none" }
+[[figures.figure]]
+name = "worst_auto"
+metric = "tokens_per_s"
+of = { shared = "mask" }
+over = { shared = "auto" }
+turned = true
+least = true
+[[figures.figure]]
+name = "e2e_{arm}"
+metric = "e2e_p95"
+of = { policy = "none" }
+"""
 
 
-def test_serve_figures_need_native_and_hook_only() -> None:
-    runs = [run for run in three_arm_result()["runs"] if run["arm"] != "native"]
-    with pytest.raises(FiguresError, match="needs the arms hook-only and native"):
-        serve_figures(result_of(runs))
+def declared(tmp_path: Path, text: str = DECLARED) -> str:
+    path = tmp_path / "study.toml"
+    path.write_text(text)
+    return str(path)
 
 
-def test_serve_figures_are_refused_after_a_failed_request() -> None:
-    result = copy.deepcopy(three_arm_result())
-    result["runs"].append(run_of("native", 9, [record(error="HTTP 500")]))
-    with pytest.raises(FiguresError, match="some requests failed"):
-        serve_figures(result)
+def test_figures_are_what_a_study_declares(tmp_path: Path) -> None:
+    into = tmp_path / "cow.json"
+    found = write_declared(declared(tmp_path), [study(SPEED)], into, False)
+    assert (found["topic"], found["repeats"], found["commit"]) == ("cow", 2, "0123-dirty")
+    values = {name: entry["value"] for name, entry in found["figures"].items()}
+    assert values.pop("e2e_native") > 0
+    assert values == {
+        "ratio_snapkv_keep50_mask": 2.0, "ratio_snapkv_keep50_auto": 4.0, "worst_auto": 2.0
+    }  # fmt: skip
+    assert read_figures(into) == found
+
+
+def test_pairs_of_pruned_arms_agree_in_policy_and_amount(tmp_path: Path) -> None:
+    options = Options(policies=("snapkv", "tova"), ablations=("naive",), axes={"shared": ["auto"]})
+    seconds = {
+        "native": (9.0,), "snapkv 0.5 auto": (1.0,), "tova 0.5 auto": (2.0,),
+        "snapkv 0.5 mask naive": (4.0,), "tova 0.5 mask naive": (6.0,),
+    }  # fmt: skip
+    entry = {
+        "name": "x_{policy}", "metric": "tokens_per_s", "of": {"ablation": ""},
+        "over": {"ablation": "naive"},
+    }  # fmt: skip
+    found = figures_of(runs_table([study(seconds, options=options)]), entry)
+    assert {name: one["value"] for name, one in found.items()} == {"x_snapkv": 4.0, "x_tova": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"metric": "beauty"}, "metric must be among"),
+        ({"of": {"colour": "red"}}, "columns are"),
+        ({"sum": True}, "keys must be among"),
+        ({"of": {"policy": "h2o"}}, "no run is meant by"),
+    ],
+)
+def test_a_wrong_declaration_is_refused(change: dict[str, Any], error: str) -> None:
+    entry = {"name": "x", "metric": "tokens_per_s", "of": {"policy": "none"}, **change}
+    with pytest.raises(VTokenError, match=error):
+        figures_of(runs_table([study(SPEED)]), entry)
+
+
+def test_no_figures_of_failed_requests(tmp_path: Path) -> None:
+    head, runs = study(SPEED)
+    runs[0]["failed"] = 1
+    with pytest.raises(FiguresError, match="1 requests failed"):
+        write_declared(declared(tmp_path), [(head, runs)], tmp_path / "cow.json", False)
+
+
+@pytest.mark.parametrize("name", [name for name in shipped() if "figures" in read_toml(name)])
+def test_shipped_declarations_name_metrics_and_columns_that_are_there(name: str) -> None:
+    runs = runs_table([study(SPEED)])
+    for entry in read_toml(name)["figures"]["figure"]:
+        with contextlib.suppress(FiguresError):  # none of the runs is of that study
+            figures_of(runs, entry)

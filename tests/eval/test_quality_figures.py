@@ -1,4 +1,4 @@
-"""From raw rows to figures and plots."""
+"""From raw rows to figures and tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from vtoken_sglang_eval.errors import DatasetError, ResultsError
 from vtoken_sglang_eval.markdown import fill
-from vtoken_sglang_eval.quality import peer, perplexity, plots, questions, seeds, served, tables
+from vtoken_sglang_eval.quality import peer, perplexity, questions, seeds, served, tables
 from vtoken_sglang_eval.quality.__main__ import main
 from vtoken_sglang_eval.quality.cells import FULL, KEEPS, Cell, grid, policy_names
 from vtoken_sglang_eval.quality.policy_lines import lines_figure, policy_lines
@@ -240,27 +240,8 @@ def test_a_missing_document_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
     figures = tmp_path / "f.json"
     figures.write_text('{"figures": {}}')
     missing = str(tmp_path / "none.md")
-    assert main(["plots", "--out", str(figures), "--doc", missing]) == 2
+    assert main(["tables", "--out", str(figures), "--doc", missing]) == 2
     assert f"error: --doc {missing}: No such file" in capsys.readouterr().err
-
-
-def test_plots_are_drawn_for_the_metrics_that_were_measured(tmp_path: Path) -> None:
-    names = [cell.name for cell in grid(policy_names())]
-    figures: dict[str, Any] = {
-        f"perplexity_ratio_{name}": {"value": 1.1} for name in names if name != "full"
-    }
-    assert [path.name for path in plots.draw_all({"figures": figures}, tmp_path)] == [
-        "policies_perplexity.png"
-    ]
-    figures |= {f"needle_{place}_{name}": {"value": 0.5} for place in ("after", "before")
-                for name in names}  # fmt: skip
-    items = peer.items_of([list(range(perplexity.PROMPT + 5))] * 2, [], TOKENIZER)
-    figures |= peer.figures(peer_rows(items), items)
-    drawn = plots.draw_all({"figures": figures}, tmp_path)
-    assert {path.name for path in drawn} == {
-        "policies_perplexity.png", "policies_needle.png", "policies_kvpress.png",
-    }  # fmt: skip
-    assert all(path.stat().st_size > 1000 for path in drawn)
 
 
 def test_seeds_count_the_requests_that_hit_the_cache() -> None:

@@ -1,270 +1,207 @@
-"""The report: one page, everything in it, nothing outside it, nothing overwritten."""
+"""The page: verdict first, plots that work offline, every run as CSV; looked at in a browser."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import os
 import re
-from html.parser import HTMLParser
+import shutil
+import subprocess
+import sys
+from html import unescape
 from pathlib import Path
-from typing import Any
 
 import pytest
-from vtoken_sglang_eval import plots
-from vtoken_sglang_eval.errors import ResultsError
-from vtoken_sglang_eval.plots import MAX_STEPS, latency_cdf
-from vtoken_sglang_eval.report import render, write_report
-from vtoken_sglang_eval.report_plots import figures_plots, shared_repeats, table_plots
-from vtoken_sglang_eval.rows import eval_document, rows_of
+from vtoken_sglang_eval.arms import groups_of
+from vtoken_sglang_eval.errors import ConfigError
+from vtoken_sglang_eval.main import verdicts
+from vtoken_sglang_eval.options import Options
+from vtoken_sglang_eval.report import pictures, render, write_report
+from vtoken_sglang_eval.results import number
 
-from tests.eval.builders import record, result_of, run_of, three_arm_result
+from tests.eval.builders import study
+from tests.eval.test_table import QUALITY, SPEED
 
-VOID = {"meta", "br", "img", "link", "hr", "path", "rect", "use", "circle", "line"}
-
-
-class Page(HTMLParser):
-    """Collects tags and text, and checks that HTML elements are closed in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.text: list[str] = []
-        self.links: list[str] = []
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
 
 
-def page_of(html: str) -> Page:
-    page = Page()
-    page.feed(html)
-    assert page.open == []
-    return page
+def page_of(*studies: object) -> str:
+    return render(studies)[0]  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
-def html() -> str:
-    """The page of one three-arm result; plots take a while."""
-    return render([three_arm_result()])
+def body_of(page: str) -> str:
+    """The text of the page without scripts and styles."""
+    bare = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", bare)).split())
 
 
-def test_the_page_holds_arms_ratios_plots_and_provenance(html: str) -> None:
-    page = page_of(html)
-    text = " ".join(" ".join(page.text).split())
-    for expected in (
-        "hook-only / native",
-        "0.909",
-        "all 4 answers equal stock's",
-        "vtoken-sglang eval run --repeats 1",
-        "0123456789ab (with local changes)",
-        "2 cores of A CPU",
-        "about native",
-        "0.5.23",
-    ):
-        assert expected in text
-    # two ratio plots, one per repeat, three latencies, one pool per arm
-    assert page.tags.count("svg") == 2 + 1 + 3 + 3
-
-
-def test_the_page_is_self_contained(html: str) -> None:
-    page = page_of(html)
-    assert "script" not in page.tags
-    assert "link" not in page.tags
-    assert all(link.startswith("#") for link in page.links)
-    assert "@import" not in html
-    assert "url(http" not in html
-
-
-def test_text_from_a_result_is_escaped() -> None:
-    result = result_of([run_of("stock", 0, [record()])])
-    result["model"]["name"] = "<b>tiny</b> & co"
-    assert "&lt;b&gt;tiny&lt;/b&gt; &amp; co" in render([result])
-
-
-def test_several_results_make_several_sections() -> None:
-    results = [result_of([run_of(arm, 0, [record()])]) for arm in ("stock", "native")]
-    page = page_of(render(results))
-    assert page.tags.count("section") == 2
-
-
-def test_one_arm_alone_has_no_ratios() -> None:
-    page = page_of(render([result_of([run_of("stock", 0, [record()])])]))
-    assert "Ratios" not in page.text
-
-
-def test_failed_requests_are_shown_on_top() -> None:
-    runs = [run_of("stock", 0, [record(), record(0, 1, error="HTTP 500", output_ids=())])]
-    assert "1 requests failed" in render([result_of(runs)])
-
-
-def test_a_run_in_which_every_request_failed_still_renders() -> None:
-    failed = record(error="HTTP 500", output_ids=(), gaps_s=())
-    runs = [run_of("stock", 0, [failed]), run_of("native", 0, [failed])]
-    assert "2 requests failed" in render([result_of(runs)])
-
-
-def test_a_report_is_not_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    result = result_of([run_of("stock", 0, [record()])])
-    write_report([result], path)
-    with pytest.raises(ResultsError, match="not overwritten"):
-        write_report([result], path)
-    with pytest.raises(ResultsError, match="at least one result"):
-        write_report([], tmp_path / "other.html")
-
-
-def test_figures_files_are_shown_with_the_frontier_of_capacity() -> None:
-    names = ("native_frontier_prompt_heavy_small", "auto_frontier_prompt_heavy_small")
-    figures = {name: {"value": 3, "unit": "requests", "spread": None} for name in names}
-    figures["frontier_ratio_prompt_heavy_small"] = {
-        "value": 2.5, "unit": "auto / native", "spread": {"min": 2.0, "max": 3.0}
-    }  # fmt: skip
-    capacity = {"topic": "capacity", "command": "python -m x", "device": "CPU", "figures": figures}
-    page = page_of(render([], [capacity, {**capacity, "topic": "core"}]))
-    text = " ".join(page.text)
-    assert "Figures: capacity" in text
-    assert "Figures: core" in text
-    assert "2.50" in text
-    assert page.tags.count("svg") == 2  # frontier and ratios, of topic capacity only
-
-
-def test_a_plot_of_the_frontier_holds_requests_and_no_ratios() -> None:
-    entry = {"value": 3, "unit": "requests", "spread": {"min": 2, "max": 4}}
-    names = (
-        "native_frontier_prompt_heavy_small", "skip_frontier_prompt_heavy_small",
-        "skip_frontier_retracting_prompt_heavy_small", "skip_frontier_ratio_prompt_heavy_small",
-        "frontier_ratio_prompt_heavy_small", "skip_latency_frontier_prompt_heavy_small",
-        "sla_throughput_ratio_random", "admitted_share",
-    )  # fmt: skip
-    plots = figures_plots({"topic": "capacity", "figures": dict.fromkeys(names, entry)})
-    bars = {
-        plot.name: [text.get_text() for text in plot.figure.axes[0].get_yticklabels()]
-        for plot in plots
-    }
-    case = "prompt heavy small"
-    assert bars == {
-        "capacity-frontier": [f"{case}: native", f"{case}: skip"],
-        "capacity-latency-frontier": [f"{case}: skip"],
-        "capacity-ratios": [f"{case}: skip", f"{case}: auto"],
-        "capacity-sla": ["random: auto"],
-    }
-
-
-def grid_result() -> dict[str, Any]:
-    """A study of a grid, cut off in its second repeat, gone on with on another machine."""
-    runs = [run_of("native", 0, [record()]), run_of("auto", 0, [record()])]
-    runs.append(run_of("native", 1, [record()]))
-    for number, run in enumerate(runs):
-        origin = {"machine": {"cpu": f"CPU {number // 2}"}, "versions": {}, "patch_series": "1"}
-        run |= {"at": f"2026-01-01T00:0{number}", "origin": origin}
-    result = result_of(runs, repeats=2)
-    return {**result, "runs_planned": 4, "study": "talk", "commits": ["abc", "def-dirty"]}
-
-
-def test_a_cut_off_grid_says_what_it_is_short_of() -> None:
-    text = " ".join(" ".join(page_of(render([grid_result()])).text).split())
-    assert "1 of 2 for every arm" in text
-    assert "Interrupted: 3 of 4 runs were finished." in text
-    assert "Fewer repeats than planned: talk 1 of 2 (auto)." in text
-    assert "Cells differ in their machine: see their files." in text
-    assert "2026-01-01T00:00 to 2026-01-01T00:02" in text
-    assert "abc, def-dirty (with local changes)" in text
-    assert "give docs/results/capacity.json" in text
-    assert "Whole request. Repeats that every arm has." in text
-    kept, all_of_them = shared_repeats(grid_result()["runs"])
-    assert [(run["arm"], run["repeat"]) for run in kept] == [("native", 0), ("auto", 0)]
-    assert not all_of_them
-
-
-def test_a_table_of_a_figures_file_is_shown_like_that_of_cells() -> None:
-    document = eval_document([grid_result()], "vtoken-sglang eval full")
-    text = " ".join(" ".join(page_of(render([], [document])).text).split())
-    assert "All studies" in text
-    assert "Fewer repeats than planned: talk 1 of 2 (auto)." in text
-
-
-def test_a_table_of_several_studies_has_plots_of_all_of_them() -> None:
-    runs = [run_of(arm, 0, [record()]) for arm in ("naive", "skip", "auto")]
-    for run, held in zip(runs, (400.0, 300.0, 200.0), strict=True):
-        run["summary"] |= {"used_tokens_per_request": held}
-    rows = [
-        row
-        for study in ("talk", "more_talk")
-        for row in rows_of([{**result_of(runs), "study": study}])
-    ]
-    throughput, held = table_plots(rows)
-    axes = held.figure.axes[0]
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["more_talk", "talk"]
-    dots = [
-        line.get_xdata()[0]
-        for line in axes.lines
-        if line.get_marker() == "o" and len(line.get_xdata())
-    ]
-    assert sorted(dots) == [0.5, 0.5, 0.75, 0.75]
-    assert throughput.name == "studies-throughput"
-    assert table_plots(rows[:3]) == []
-    document = {"topic": "eval", "command": "", "device": "", "figures": {}, "rows": rows}
-    assert page_of(render([], [document])).tags.count("svg") == 2
-
-
-def test_a_distribution_of_many_samples_keeps_its_ends_and_shape() -> None:
-    gaps = tuple(0.001 * (step + 1) for step in range(5000))
-    figure = latency_cdf(
-        [run_of("auto", 0, [record(gaps_s=gaps)])], lambda request: request["gaps_s"], "ms"
+def test_the_verdict_comes_first_with_its_cost_in_answers() -> None:
+    text = body_of(page_of(study(SPEED, QUALITY)))
+    verdict = text.partition("multi_turn ")[2]
+    assert verdict.startswith(
+        "snapkv 0.5 skip serves 1.00 [1.00, 2.00] × native's tokens per second"
     )
-    (line,) = figure.axes[0].lines
-    x, y = line.get_xdata(), line.get_ydata()
-    assert len(x) == MAX_STEPS
-    assert (x[0], y[0]) == pytest.approx((1.0, 1 / 5000))
-    assert (x[-1], y[-1]) == pytest.approx((5000.0, 1.0))
-    assert y == pytest.approx(x / 5000)
-    few = latency_cdf([run_of("auto", 0, [record()])], lambda request: [0.1, 0.3], "ms")
-    assert list(few.axes[0].lines[0].get_ydata()) == [0.5, 1.0]
+    assert "80 % of the questions are answered right, 80 % with full attention" in verdict[:400]
 
 
-def test_paths_are_written_to_a_tenth_of_a_point(html: str) -> None:
-    drawn = re.findall(r' d="([^"]*)"', html)
-    assert len(drawn) > 20
-    assert not [path for path in drawn if re.search(r"\.\d{2}", path)]
+def test_without_questions_the_page_says_so() -> None:
+    assert "Answers were not checked" in body_of(page_of(study(SPEED)))
+
+
+def test_no_arm_that_keeps_quality_is_said() -> None:
+    poor = {arm: 0.8 if arm == "native" else 0.1 for arm in SPEED}
+    assert "No pruned arm keeps 95 %" in body_of(page_of(study(SPEED, poor)))
+
+
+def test_the_last_lines_say_gain_and_cost() -> None:
+    lines = verdicts([study(SPEED, QUALITY)])
+    assert lines[0].startswith("chat: snapkv 0.5 skip serves 1.00 [1.00, 2.00] x native's tokens/s")
+    assert lines[-1].strip() == "answers: 80% right, 80% with full attention"
+
+
+def test_the_page_needs_nothing_from_outside() -> None:
+    page = page_of(study(SPEED, QUALITY))
+    outside = re.findall(r"""(?:src|href)=["'](?!#)[^"']+""", page.partition("<script>")[0])
+    assert outside == []
+    assert "vegaEmbed" in page
+    assert len(page) < 1_250_000
+
+
+def test_every_run_is_in_the_csv_beside_the_page(tmp_path: Path) -> None:
+    head, runs = study(SPEED, QUALITY)
+    path = write_report([(head, runs)], tmp_path / "deep" / "report.html")
+    rows = list(csv.DictReader(io.StringIO(path.with_name("runs.csv").read_text())))
+    assert [row["arm"] for row in rows] == [run["arm"] for run in runs]
+    assert float(rows[0]["tokens_per_s"]) == runs[0]["tokens_per_s"]
+
+
+def test_text_from_data_cannot_break_out_of_the_page() -> None:
+    head, runs = study(SPEED, name="</script><script>alert(1)//")
+    head["command"] = "<img src=x onerror=alert(1)>"
+    page = page_of((head, runs))
+    assert "<script>alert(1)" not in page
+    assert "<img src=x" not in page
+
+
+def test_what_could_not_be_read_is_left_out_and_said() -> None:
+    head, runs = study(SPEED)
+    head["missing"] = ["memory: the server has no --enable-metrics"]
+    for run in runs:
+        for name in ("held_per_request", "peak_held_tokens"):
+            del run[name]
+        run["trace"]["pool"] = []
+    text = body_of(page_of((head, runs)))
+    assert "Left out, memory: the server has no --enable-metrics." in text
+    assert "memory held" not in text.partition("CSV")[2].partition("Where it comes from")[0]
+    assert "Memory held over time" not in text
+
+
+def test_studies_without_pruned_arms_are_shown_too() -> None:
+    options = Options(policies=(), ablations=("native", "hook-only"), model="tiny")
+    other = study({"native": (1.0, 1.0), "hook-only": (1.1, 1.0)}, options=options, name="overhead")
+    text = body_of(page_of(study(SPEED, QUALITY), other))
+    assert "Nothing was pruned" in text
+    assert "hook-only" in text
+
+
+def test_of_many_arms_only_native_and_auto_are_drawn_at_first() -> None:
+    options = Options(policies=("snapkv", "tova", "h2o"), model="tiny")
+    names = [arm.name for group in groups_of(options) for arm in group.arms]
+    page = page_of(study({name: (1.0,) for name in names}, options=options))
+    assert len(re.findall(r'type="checkbox" value="[^"]+" checked', page)) == 1 + 3
+    assert page.count('type="checkbox" value=') == 10
+
+
+def test_plots_are_written_as_pictures(tmp_path: Path) -> None:
+    paths = pictures([study(SPEED, QUALITY)], tmp_path)
+    assert [path.name for path in paths] == [
+        f"chat-{name}.svg"
+        for name in ("quality_memory", "quality_throughput", "throughput_latency", "pool")
+    ]
+    assert all(path.read_text().startswith("<svg") for path in paths)
 
 
 @pytest.mark.parametrize(
-    ("path", "short"),
-    [
-        (
-            "M 0 1.25 \nL 2.55 1.21 \nL 2.58 3 \nL 2.51 3.04 \nL 7 -8.19 \nz\n",
-            "M0 1.2H2.5V3V3.0L7 -8.1z",
-        ),
-        ("M 1 2 \nL 1 2 \nL 1 2 \nL 4 2", "M1 2H4"),
-        ("M 0 2.24 \nC 0.58 2.25 1 -0 2 2", "M 0 2.2 \nC 0.5 2.2 1 -0 2 2"),
-    ],
+    ("value", "text"),
+    [(None, "-"), (float("nan"), "-"), (0.1234, "0.123"), (12.34, "12.3"), (45678.9, "45,679")],
 )
-def test_a_path_names_each_place_once_and_steps_as_such(path: str, short: str) -> None:
-    assert plots._shortened(path) == short
+def test_numbers_are_short(value: float | None, text: str) -> None:
+    assert number(value) == text
 
 
-def test_an_arm_that_returns_memory_is_named_with_how_much() -> None:
-    native, naive, auto = (
-        run_of(arm, 0, [record(0, 0), record(0, 1)]) for arm in ("native", "naive", "auto")
-    )
-    naive["summary"] |= {"used_tokens_per_request": 400.0, "freed_pages": 0, "evicted_tokens": 9}
-    auto["summary"] |= {"used_tokens_per_request": 300.0, "freed_pages": 21, "evicted_tokens": 9}
-    page = page_of(render([result_of([native, naive, auto])]))
-    text = " ".join(" ".join(page.text).split())
-    assert "auto gave 21 pages of 16 back while requests ran" in text
-    assert "25 % less than with naive" in text
-    assert "auto: all 2 answers equal naive's" in text
-    # ratios of naive and auto, memory (held, throughput), repeats, latencies, pools
-    assert page.tags.count("svg") == 2 + 2 + 1 + 3 + 3
+def test_a_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "altair", None)
+    with pytest.raises(ConfigError, match=r"pip install 'vtoken-sglang\[eval\]'"):
+        page_of(study(SPEED))
+
+
+# --- in a browser -----------------------------------------------------------------------------
+
+END = "</body>\n</html>"
+PROBE = """
+<script>
+const later = ms => new Promise(done => setTimeout(done, ms));
+const drawn = () => document.querySelectorAll(".study > .plots svg").length;
+const marks = () => document.querySelectorAll(".study > .plots svg .mark-symbol path").length;
+(async () => {
+  for (let tries = 0; drawn() < 4 && tries < 100; tries++) await later(100);
+  const views = [...document.querySelectorAll(".study > .plots .view")];
+  const csv = await (await fetch(document.getElementById("csv").href)).text();
+  const found = {drawn: drawn(), all: marks(), widths: views.map(view => view.clientWidth),
+    wide: document.documentElement.scrollWidth, window: innerWidth, csv};
+  document.querySelector('[data-all=""]').click();
+  for (let tries = 0; marks() === found.all && tries < 50; tries++) await later(100);
+  found.none = marks();
+  document.querySelector("details.more").open = true;
+  for (let tries = 0; drawn() < 5 && tries < 20; tries++) await later(100);
+  found.more = document.querySelectorAll("details.more svg").length;
+  document.body.dataset.found = JSON.stringify(found);
+})();
+</script>
+"""
+
+
+def in_browser(page: Path, *flags: str) -> str:
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command += [f"--user-data-dir={page.parent / 'profile'}", "--virtual-time-budget=15000"]
+    environment = {**os.environ, "DBUS_SESSION_BUS_ADDRESS": "disabled:"}
+    done = subprocess.run(
+        [*command, *flags, page.as_uri()], capture_output=True, text=True, timeout=180,
+        env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-500:]
+    return done.stdout
+
+
+@pytest.mark.skipif(not BROWSER, reason="no Chromium here: apt-get install chromium")
+@pytest.mark.parametrize("width", [1400, 500])
+def test_a_browser_draws_every_plot_and_arms_can_be_hidden(tmp_path: Path, width: int) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(page_of(study(SPEED, QUALITY)).replace(END, PROBE + END))
+    dom = in_browser(page, f"--window-size={width},900", "--dump-dom")
+    match = re.search(r'data-found="([^"]+)"', dom)
+    assert match, "the page's script did not run to its end"
+    found = json.loads(unescape(match[1]))
+    assert found["drawn"] == 4
+    assert min(found["widths"]) > 300
+    assert found["wide"] <= found["window"]  # nothing sticks out sideways
+    assert found["all"] > found["none"]
+    assert found["more"] > 0
+    rows = list(csv.DictReader(io.StringIO(found["csv"])))
+    assert [row["arm"] for row in rows[::3]] == list(SPEED)
+
+
+@pytest.mark.skipif(not BROWSER, reason="no Chromium here: apt-get install chromium")
+def test_a_screenshot_is_not_blank(tmp_path: Path) -> None:
+    page, picture = tmp_path / "report.html", tmp_path / "page.png"
+    page.write_text(page_of(study(SPEED, QUALITY)))
+    in_browser(page, "--window-size=1400,1200", f"--screenshot={picture}")
+    from PIL import Image
+
+    colours = Image.open(picture).convert("RGB").getcolors(1 << 24)
+    assert colours is not None
+    assert len(colours) > 100

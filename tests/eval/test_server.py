@@ -19,7 +19,7 @@ from vtoken_sglang_eval.server import (
     group_members,
     http_ok,
 )
-from vtoken_sglang_eval.workload import Session, Workload
+from vtoken_sglang_eval.workloads.base import Session, Workload
 
 SCRIPT = Path(__file__).with_name("fake_server.py")
 
@@ -32,7 +32,7 @@ def fake(folder: Path, *flags: str, timeout: float = 60.0, port: int = 0) -> Ser
 
 def one_session() -> Workload:
     session = Session(
-        session=0, lane=0, first_prompt=(1, 2, 3), later_turns=((4, 5),), answer_tokens=(3, 4)
+        session=0, first_prompt=(1, 2, 3), later_turns=((4, 5),), answer_tokens=(3, 4)
     )
     return Workload(name="test", sessions=(session,))
 

@@ -1,109 +1,97 @@
-"""The other workloads: fixed by the seed, sharing as asked, lengths exact, refusals by name."""
+"""The workloads: fixed by the seed, sharing as asked, lengths exact, data replayed as they are."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
+import random
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vtoken_sglang_eval.config import EvalConfig
-from vtoken_sglang_eval.documents import documents_of_records, plant_facts
+from vtoken_sglang_eval.chat import clip_tokens, first_prompt, next_turn
 from vtoken_sglang_eval.errors import ConfigError, DatasetError
-from vtoken_sglang_eval.mooncake import BLOCK_TOKENS, parse_trace
-from vtoken_sglang_eval.reasoning import make_puzzle
-from vtoken_sglang_eval.sharegpt import Dataset
-from vtoken_sglang_eval.sources import GENERATED, load_source
-from vtoken_sglang_eval.workload import Workload, build_workload, workload_builders
+from vtoken_sglang_eval.options import WORKLOADS, Options
+from vtoken_sglang_eval.sharegpt import Conversation, Dataset
+from vtoken_sglang_eval.sources import load_source
+from vtoken_sglang_eval.workloads.base import Session, Workload
+from vtoken_sglang_eval.workloads.build import build_workload
+from vtoken_sglang_eval.workloads.documents import documents_of_records, plant_facts
+from vtoken_sglang_eval.workloads.reasoning import make_puzzle
 
 from tests.eval.builders import CharacterTokenizer
-from tests.eval.test_workload import dataset as conversations
 
 TOKENIZER = CharacterTokenizer()
-BASE = EvalConfig(
-    model="tiny", conversations=4, turns=2, concurrency=2, system_tokens=400, user_tokens=60,
-    out_tokens=8, seed=3, sharing=2, pool=16384,
+BASE = Options(
+    model="tiny", workload="multi_turn", conversations=4, turns=2, system_tokens=400,
+    user_tokens=60, out_tokens=8, seed=3, sharing=2,
 )  # fmt: skip
 TEXT = "One sentence follows another. " * 200
 
 
-def source(workload: str, tmp_path: Path, **changes: Any) -> tuple[EvalConfig, Dataset]:
-    """A configuration of the workload and what it reads."""
-    config = replace(BASE, workload=workload, **changes)
-    if workload == "mooncake":
-        path = tmp_path / "trace.jsonl"
-        path.write_text("\n".join(map(json.dumps, TRACE)))
-        config = replace(config, dataset=str(path), length_scale=0.05)
+def conversations(count: int = 20, turns: int = 4) -> Dataset:
+    talks = tuple(
+        Conversation(
+            conversation_id=f"c{number}",
+            user_turns=tuple(f"question {turn} of talk {number}, please" for turn in range(turns)),
+            assistant_turns=(f"answer of talk {number}. " * 4,),
+        )
+        for number in range(count)
+    )
+    return Dataset(
+        conversations=talks, unusable=0, dropped_chars=0, name="talk.json", size_bytes=1,
+        sha256="00",
+    )  # fmt: skip
+
+
+def source(workload: str, tmp_path: Path, **changes: Any) -> tuple[Options, Dataset]:
+    """Options of the workload and what it reads."""
+    options = replace(BASE, workload=workload, **changes)
     if workload == "document_questions":
         path = tmp_path / "book.txt"
         path.write_text(TEXT)
-        config = replace(config, dataset=str(path))
+        options = replace(options, dataset=str(path))
     if workload == "multi_turn":
-        return config, conversations()
-    return config, load_source(config)
-
-
-def test_shipped_samples_go_by_name() -> None:
-    config = replace(BASE, workload="mooncake", dataset="sample:trace.jsonl", length_scale=0.05)
-    assert len(load_source(config).trace) == 12
-    with pytest.raises(DatasetError, match="sample:absent"):
-        load_source(replace(config, dataset="sample:absent"))
-    talk = replace(BASE, workload="multi_turn", dataset="sample:conversations.json")
-    assert load_source(talk).conversations
-    with pytest.raises(DatasetError, match="sample:absent"):
-        load_source(replace(talk, dataset="sample:absent"))
-
-
-TRACE = [
-    {"timestamp": 0, "input_length": 1100, "output_length": 60, "hash_ids": [7, 8, 9]},
-    {"timestamp": 500, "input_length": 900, "output_length": 40, "hash_ids": [7, 8]},
-    {"timestamp": 250, "input_length": 700, "output_length": 20, "hash_ids": [5, 6]},
-    {"timestamp": 900, "input_length": 512, "output_length": 1, "hash_ids": [7]},
-]
+        return options, conversations()
+    return options, load_source(options)
 
 
 def common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
     return len(os.path.commonprefix([left, right]))
 
 
-@pytest.mark.parametrize("name", sorted(workload_builders()))
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
 def test_every_workload_follows_from_its_settings(name: str, tmp_path: Path) -> None:
-    config, data = source(name, tmp_path)
-    built = build_workload(config, data, TOKENIZER)
+    options, data = source(name, tmp_path)
+    built = build_workload(options, data, TOKENIZER)
     assert built.name == name
-    assert built == build_workload(config, data, TOKENIZER)
-    assert len(built.sessions) == config.conversations
-    other = build_workload(replace(config, seed=4, out_tokens=9), data, TOKENIZER)
-    if name != "mooncake":  # a trace leaves nothing to draw
-        assert built.fingerprint() != other.fingerprint()
+    assert built == build_workload(options, data, TOKENIZER)
+    assert len(built.sessions) == options.conversations
+    other = build_workload(replace(options, seed=4, out_tokens=9), data, TOKENIZER)
+    assert built.fingerprint() != other.fingerprint()
 
 
 @pytest.mark.parametrize("name", ["multi_turn", "document_questions", "agent", "reasoning"])
 def test_sessions_share_a_prefix_within_their_group_only(name: str, tmp_path: Path) -> None:
-    config, data = source(name, tmp_path)
-    prompts = [s.first_prompt for s in build_workload(config, data, TOKENIZER).sessions]
-    assert common(prompts[0], prompts[1]) >= 0.9 * config.system_tokens
-    assert common(prompts[2], prompts[3]) >= 0.9 * config.system_tokens
-    assert common(prompts[0], prompts[2]) < 0.7 * config.system_tokens
+    options, data = source(name, tmp_path)
+    prompts = [s.first_prompt for s in build_workload(options, data, TOKENIZER).sessions]
+    assert common(prompts[0], prompts[1]) >= 0.9 * options.system_tokens
+    assert common(prompts[2], prompts[3]) >= 0.9 * options.system_tokens
+    assert common(prompts[0], prompts[2]) < 0.7 * options.system_tokens
 
 
 def test_one_document_for_all_when_sharing_is_zero(tmp_path: Path) -> None:
-    config, data = source("document_questions", tmp_path, sharing=0)
-    built = build_workload(config, data, TOKENIZER)
+    options, data = source("document_questions", tmp_path, sharing=0)
+    built = build_workload(options, data, TOKENIZER)
     assert built.facts["documents"] == 1
     expected = [answers for s in built.sessions for answers in s.expected]
-    assert len({answers[0] for answers in expected}) == config.conversations * config.turns
+    assert len({answers[0] for answers in expected}) == options.conversations * options.turns
     text = TOKENIZER.decode(built.sessions[0].first_prompt)
     assert all(answers[0] in text for answers in expected)
 
 
 def test_planted_facts_leave_the_text_whole() -> None:
-    import random
-
     document = plant_facts(TEXT, 3, random.Random(1))
     left = document.text
     for question in document.questions:
@@ -115,9 +103,9 @@ def test_planted_facts_leave_the_text_whole() -> None:
 
 
 def test_too_short_a_text_is_refused(tmp_path: Path) -> None:
-    config, data = source("document_questions", tmp_path, system_tokens=4000)
+    options, data = source("document_questions", tmp_path, system_tokens=4000)
     with pytest.raises(DatasetError, match="too short for 2 documents of 4000 tokens"):
-        build_workload(config, data, TOKENIZER)
+        build_workload(options, data, TOKENIZER)
 
 
 def test_longbench_records_become_documents_with_questions(tmp_path: Path) -> None:
@@ -135,76 +123,16 @@ def test_longbench_records_become_documents_with_questions(tmp_path: Path) -> No
     ]
     path = tmp_path / "longbench.jsonl"
     path.write_text("\n".join(map(json.dumps, records)))
-    config = replace(
+    options = replace(
         BASE, workload="document_questions", dataset=str(path), turns=1, sharing=4,
         system_tokens=300,
     )  # fmt: skip
-    built = build_workload(config, load_source(config), TOKENIZER)
+    built = build_workload(options, load_source(options), TOKENIZER)
     assert built.sessions[2].expected == (("answer 2",),)
     assert "What is 2?" in TOKENIZER.decode(built.sessions[2].first_prompt)
 
 
-def test_a_trace_is_replayed_with_exactly_its_sharing(tmp_path: Path) -> None:
-    config, data = source("mooncake", tmp_path, time_scale=2.0)
-    built = build_workload(config, data, TOKENIZER)
-    block = round(BLOCK_TOKENS * config.length_scale)
-    assert [session.arrival_s for session in built.sessions] == [0.0, 0.5, 1.0, 1.8]
-    prompts = [session.first_prompt for session in built.sessions]
-    assert [len(prompt) for prompt in prompts] == [55, 35, 45, 26]
-    assert [session.answer_tokens for session in built.sessions] == [(3,), (1,), (2,), (1,)]
-    assert common(prompts[0], prompts[2]) == 45  # ids 7, 8: the whole of the shorter prompt
-    assert common(prompts[0], prompts[3]) == block
-    assert common(prompts[0], prompts[1]) < block
-    assert built.facts["blocks_seen_before"] == 3
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"hash_ids": [1]}, r"line 1: hash_ids must hold an id per 512 prompt tokens \(3\), got 1"),
-        ({"hash_ids": "x"}, "hash_ids must be a list"),
-        ({"input_length": 0}, "input_length must be a number of at least 1, got 0"),
-        ({"timestamp": None}, "timestamp must be a number"),
-        ({"output_length": True}, "output_length must be a number"),
-    ],
-)
-def test_a_wrong_trace_line_is_refused(change: dict[str, Any], match: str) -> None:
-    with pytest.raises(DatasetError, match=match):
-        parse_trace([{**TRACE[0], **change}])
-
-
-def test_a_cut_off_trace_says_how_much_was_lost(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    lines = "\n".join(map(json.dumps, TRACE))
-    path.write_text(lines[:-20])
-    found = load_source(replace(BASE, workload="mooncake", dataset=str(path)))
-    assert len(found.trace) == 3
-    assert found.dropped_chars == len(json.dumps(TRACE[-1])) - 20
-
-
-def test_a_trace_needs_a_file(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="pass --dataset PATH"):
-        load_source(replace(BASE, workload="mooncake"))
-    (tmp_path / "prose.txt").write_text("no trace")
-    with pytest.raises(DatasetError, match="not a Mooncake trace"):
-        load_source(replace(BASE, workload="mooncake", dataset=str(tmp_path / "prose.txt")))
-    with pytest.raises(DatasetError, match="No such file"):
-        load_source(replace(BASE, workload="mooncake", dataset=str(tmp_path / "none")))
-
-
-def test_the_benchmark_client_is_planned_by_groups(tmp_path: Path) -> None:
-    config, data = source("generated_shared_prefix", tmp_path)
-    assert data is GENERATED
-    plan = build_workload(config, data, TOKENIZER).bench
-    assert plan is not None
-    assert (plan.groups, plan.prompts_per_group) == (2, 2)
-    with pytest.raises(ConfigError, match="conversations: must be a multiple of sharing 3"):
-        build_workload(replace(config, sharing=3), data, TOKENIZER)
-
-
 def test_a_puzzle_has_the_result_it_claims() -> None:
-    import random
-
     for seed in range(20):
         text, result = make_puzzle(random.Random(seed))
         numbers = [int(word) for word in text.replace(".", "").split() if word.isdigit()]
@@ -218,22 +146,86 @@ def test_answers_end_with_their_workload(tmp_path: Path) -> None:
     assert all(len(session.expected[0]) == 1 for session in built.sessions)
 
 
-def test_a_data_set_by_name_is_read_through_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Any, ...]] = []
+def test_the_system_prompt_holds_nothing_of_a_session() -> None:
+    options = replace(BASE, sharing=0, turns=3, system_tokens=120)
+    workload = build_workload(options, conversations(), TOKENIZER)
+    texts = [TOKENIZER.decode(session.first_prompt) for session in workload.sessions]
+    (system,) = {text.partition("</>")[0] for text in texts}
+    assert workload.facts["system_prompt_tokens"] == len(system) - len("<system>")
+    assert abs(len(system) - len("<system>") - 120) <= 2
+    for text in texts:
+        talk = text.partition("of talk ")[2]
+        assert f"answer of talk {talk.split('<')[0]}." not in system
 
-    def load_rows(path: str, name: str | None, split: str) -> list[dict[str, Any]]:
-        asked.append((path, name, split))
-        if path == "nobody/nothing":
-            raise ConnectionError("no route to it\nand a long story")
-        return [{"context": "Text. " * 90, "input": "Who?", "answers": ["Ada"]}]
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_rows))
-    config = replace(BASE, workload="document_questions", dataset="hf:owner/bench/part:train")
-    (document,) = load_source(config).documents
-    assert document.questions[0].answers == ("Ada",)
-    assert asked == [("owner/bench", "part", "train")]
-    with pytest.raises(
-        DatasetError, match=r"hf:nobody/nothing cannot be loaded \(no route to it\)"
-    ):
-        load_source(replace(config, dataset="hf:nobody/nothing"))
-    assert asked[-1] == ("nobody/nothing", None, "test")
+def test_lanes_and_lengths() -> None:
+    workload = build_workload(BASE, conversations(), TOKENIZER)
+    assert [session.lane for session in workload.over(2).sessions] == [0, 1, 0, 1]
+    assert [session.lane for session in workload.over(0).sessions] == [0, 1, 2, 3]
+    answers = [length for session in workload.sessions for length in session.answer_tokens]
+    assert all(4 <= length <= 12 for length in answers)
+    assert workload.output_tokens() == sum(answers)
+
+
+def test_prompt_lengths_count_earlier_answers() -> None:
+    session = Session(
+        session=0, first_prompt=(1,) * 10, later_turns=((2,) * 3, (3,) * 4), answer_tokens=(5, 6, 7)
+    )
+    assert session.prompt_lengths() == [10, 18, 28]
+    assert session.total_tokens() == 35
+
+
+def test_sessions_that_do_not_fit_are_left_out_and_counted() -> None:
+    sessions = tuple(
+        Session(session=at, first_prompt=(1,) * 10 * (at + 1), answer_tokens=(5,))
+        for at in range(3)
+    )
+    workload = Workload(name="data", sessions=sessions)
+    fitting = workload.that_fits(25)
+    assert [s.total_tokens() for s in fitting.sessions] == [15, 25]
+    assert fitting.facts == {"left_out_longer_than_25": 1}
+    assert workload.that_fits(35) is workload
+    with pytest.raises(DatasetError, match="every session is longer than the server takes"):
+        workload.that_fits(14)
+
+
+def test_a_session_needs_one_answer_length_per_turn() -> None:
+    with pytest.raises(ConfigError, match="one length per turn"):
+        Session(session=0, first_prompt=(1,), later_turns=((2,),), answer_tokens=(5,))
+
+
+def test_turns_put_together_are_the_rendered_conversation() -> None:
+    opening = first_prompt(TOKENIZER, "be kind", "hello")
+    later = next_turn(TOKENIZER, "be kind", "and now?")
+    answer = TOKENIZER.encode("hi")
+    messages = [
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "hi"},
+        {"role": "user", "content": "and now?"},
+    ]
+    assert [*opening, *answer, *later] == TOKENIZER.encode(TOKENIZER.render(messages))
+
+
+def test_a_template_that_drops_answers_is_refused() -> None:
+    class Forgetful(CharacterTokenizer):
+        def render(self, messages: object) -> str:
+            return "<assistant>"
+
+    with pytest.raises(ConfigError, match="repeat earlier answers"):
+        next_turn(Forgetful(), "be kind", "and now?")
+
+
+def test_clipping_keeps_short_text_and_cuts_long_text() -> None:
+    assert clip_tokens(TOKENIZER, "short", 10) == "short"
+    assert clip_tokens(TOKENIZER, "x" * 1000, 10) == "x" * 10
+
+
+def test_too_few_conversations_are_refused() -> None:
+    with pytest.raises(DatasetError, match="3 conversations have 3 user turns, 4 are needed"):
+        build_workload(replace(BASE, turns=3), conversations(count=3), TOKENIZER)
+
+
+def test_too_little_text_for_the_system_prompt_is_refused() -> None:
+    with pytest.raises(DatasetError, match="Lower --system-tokens"):
+        build_workload(replace(BASE, system_tokens=4000), conversations(), TOKENIZER)
