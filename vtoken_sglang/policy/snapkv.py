@@ -3,9 +3,8 @@
 Deviations: one kept set serves all layers and heads, so a token counts what the head of a layer
 gives it that gives it most, averaged over sampled layers (the paper keeps a set per head); the
 window is about a question long (nearer to the paper: `window = 64`, `pool = mean`); only queries of
-the prompt's last chunk are seen, of a cached prefix none; smoothing runs over live neighbours.
-Nothing is evicted before the prompt has ended. What nobody observed counts as the best, so answers
-push out the prompt first.
+the prompt's last chunk are seen, of a cached prefix none; smoothing runs over live neighbours. Only
+once a prompt has ended it is pruned; what nobody observed counts as the best, so it goes first.
 """
 
 from __future__ import annotations
