@@ -128,7 +128,7 @@ class VTokenConfig(PruningOptions):
     repack_threshold: float = _option(
         0.25,
         Number(type=float, minimum=0.0, maximum=1.0),
-        "repack a request once this share of its retained pages is dead",
+        "repack a request once this share of its retained pages is empty",
     )
     check: bool = _option(False, Switch(), "verify every invariant at every step (slow; for tests)")
     trace: str | None = _option(

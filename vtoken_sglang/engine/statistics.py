@@ -18,7 +18,7 @@ class Statistics:
 
     Fields:
         pruned_requests: requests that lost at least one token.
-        evicted_tokens: tokens marked dead, tree-owned ones included.
+        evicted_tokens: tokens evicted, tree-owned ones included.
         freed_pages: pages given back early, with or without a copy.
         taken_pages: destination pages taken by repacks.
         moved_tokens: tokens copied by committed repacks.
@@ -59,7 +59,7 @@ class Statistics:
         return cls(trace=open(path, "a", encoding="utf-8"))
 
     def add_eviction(self, rid: str, logical_len: int, evicted: NDArray[np.int64]) -> None:
-        """Count one eviction: `evicted` (logical positions) died when the request had
+        """Count one eviction: `evicted` (logical positions) went when the request had
         `logical_len` tokens, so every later query, position >= logical_len, misses them."""
         self.evicted_tokens += int(evicted.size)
         if self.trace is not None:

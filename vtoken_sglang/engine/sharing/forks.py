@@ -150,18 +150,18 @@ class PrefixForks:
 
 
 def _fork_all(case: ForkCase) -> ForkDecision:
-    """Strategy `cow`: the whole prefix, whatever others hold, once a token of it is dead."""
+    """Strategy `cow`: the whole prefix, whatever others hold, once a token of it was evicted."""
     moved = int(case.live.sum())
     cost = -(-moved // case.page_size)
-    dead = moved < len(case.live) * case.page_size
+    holes = moved < len(case.live) * case.page_size
     fits = cost <= max(0, case.free_pages - case.reserve_pages)
     return ForkDecision(
-        first_page=0 if dead and fits else len(case.live),
+        first_page=0 if holes and fits else len(case.live),
         cost_pages=cost,
         released_pages=float((case.holders == 1).sum()),
         moved_tokens=moved,
-        reason="pays" if dead and fits else "no headroom" if dead else "nothing dead",
-        wanted_pages=cost if dead and not fits else 0,
+        reason="pays" if holes and fits else "no headroom" if holes else "nothing evicted",
+        wanted_pages=cost if holes and not fits else 0,
     )
 
 
