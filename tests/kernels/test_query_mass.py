@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vtoken_sglang.kernels import query_mass
+from vtoken_sglang.kernels.attention_mass import query_mass
 
 QUERIES, Q_HEADS, KV_HEADS, DIM, KEYS, SCALE = 11, 6, 2, 8, 40, 0.4
 
