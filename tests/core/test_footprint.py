@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vtoken_sglang.core.footprint import (
+    CHUNKS_IN_FLIGHT,
     Prefill,
     PruneRule,
     expected_footprint,
@@ -17,11 +18,11 @@ from vtoken_sglang.core.footprint import (
     fork_cost,
     largest,
     page_ceil,
-    page_floor,
     private_need,
     published_need,
     settled_tokens,
 )
+from vtoken_sglang.core.types import page_floor
 
 WINDOW = PruneRule(target=lambda _: 320, protected=36, interval=16, page_size=16, waste=0.0)
 SHARE = PruneRule(
@@ -62,7 +63,9 @@ def test_a_private_prompt_is_charged_in_full_until_it_is_pruned() -> None:
 
 def test_chunks_of_a_private_prompt_are_pruned_on_the_way() -> None:
     found = expected_footprint(WINDOW, replace(PROMPT, chunk=128))
-    assert found.prefill == 352 + 2 * 128 + 16  # the chunk in flight and the next one, in full
+    assert (
+        found.prefill == 352 + CHUNKS_IN_FLIGHT * 128 + 16
+    )  # chunks in full, until copies take effect
     assert found.settled == 352
     # One chunk is not pruned on the way, nor is a prompt that goes into the tree.
     assert expected_footprint(WINDOW, replace(PROMPT, chunk=1000)).prefill == 1024

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
-from vtoken_sglang.core.types import page_floor
+from vtoken_sglang.core.types import LAG, page_floor
 
-CHUNKS_IN_FLIGHT: Final = 2
-"""Chunks of a private prompt that cannot be pruned: the one computed and the one allocated. An
-eviction takes effect some safe points after it starts; a chunk that finds no room waits for it."""
+CHUNKS_IN_FLIGHT: Final = 1 + LAG
+"""Chunks of a private prompt beyond what it is pruned to: the one computed, and those allocated
+until the copies of what was kept take effect."""
 PROGRESS_PAGES: Final = 4
 """Free pages with which a private prompt still gets on: a chunk of one page in flight, the next."""
 

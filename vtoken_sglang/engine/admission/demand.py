@@ -16,6 +16,7 @@ from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang.srt.managers.scheduler_components.pool_stats_observer import kv_private_tokens
 
 from vtoken_sglang.core.footprint import (
+    CHUNKS_IN_FLIGHT,
     Footprint,
     Prefill,
     PruneRule,
@@ -166,10 +167,10 @@ class Demand:
         if self._scheduler.chunked_prefill_size is None:
             return 0
         interval = min(MAX_PROMPT_INTERVAL, self.tokens // PROMPT_INTERVALS)
-        if self.outgrows(request):  # it must fit in: two intervals beside what is kept
+        if self.outgrows(request):  # it must fit in: its chunks in flight beside what is kept
             length = len(request.origin_input_ids) + (request.sampling_params.max_new_tokens or 0)
             kept = self.rule(options, self.max_waste).bound(length) + self.page_size
-            interval = min(interval, (self.tokens - kept) // 2)
+            interval = min(interval, (self.tokens - kept) // CHUNKS_IN_FLIGHT)
         return max(self.page_size, page_floor(interval, self.page_size))
 
     def growth(self, request: Req, ratio: float) -> int | None:
