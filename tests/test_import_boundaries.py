@@ -25,7 +25,7 @@ LAYERS = {
     "vtoken_sglang.policy": ("vtoken_sglang.options", "vtoken_sglang.option_values"),
     "vtoken_sglang.option_values": (),
     "vtoken_sglang.options": ("vtoken_sglang.option_values",),
-    "vtoken_sglang.option_flags": ("vtoken_sglang.options",),
+    "vtoken_sglang.option_flags": ("vtoken_sglang.options", "vtoken_sglang.policy.names"),
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from vtoken_sglang.errors import ConfigError, shortened
 from vtoken_sglang.options import OPTIONS, VTokenConfig
+from vtoken_sglang.policy.names import check_installed
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +37,8 @@ def from_namespace(namespace: argparse.Namespace) -> VTokenConfig | None:
     Accepts text (`add_flags`) and typed values alike.
 
     Raises:
-        ConfigError: a bad value, or another `--vtoken-*` flag without `--vtoken-policy`.
+        ConfigError: a bad value, a policy that is not installed, or another `--vtoken-*` flag
+            without `--vtoken-policy`.
     """
     given: dict[str, Any] = {}
     for name, option in OPTIONS.items():
@@ -50,6 +52,8 @@ def from_namespace(namespace: argparse.Namespace) -> VTokenConfig | None:
             rule = "needs --vtoken-policy, which is what switches the product on"
             raise ConfigError(OPTIONS[name].flag, rule, value)
         return None
+    # First of all: what else a misspelt policy would need is of no use to its user.
+    check_installed(given["policy"], OPTIONS["policy"].flag)
     return VTokenConfig(**given)
 
 

@@ -10,9 +10,7 @@ import warnings
 from vtoken_sglang.engine.plugin.installation import require_version
 from vtoken_sglang.errors import ConfigError, HookError, VTokenError
 from vtoken_sglang.option_flags import split_arguments
-from vtoken_sglang.option_values import flag_label
 from vtoken_sglang.options import VTokenConfig, from_environment, to_environment
-from vtoken_sglang.policy.names import check_installed
 
 
 def serve(argv: list[str]) -> int:
@@ -25,7 +23,6 @@ def serve(argv: list[str]) -> int:
     if "--config" not in argv:
         config, argv = split_arguments(argv)
         if config is not None:
-            check_installed(config.policy, flag_label("policy"))
             to_environment(config)
     # Otherwise the file may hold any of it: SGLang merges it, and the command line wins.
     _default_threads()
